@@ -1,0 +1,1 @@
+"""Pure: no network, no disk, no clock, no randomness, no logging."""

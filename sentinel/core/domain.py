@@ -1,0 +1,484 @@
+"""The words this program thinks in: frozen values, no behaviour beyond reading themselves.
+
+Times are seconds since the epoch (`_s`, float). A GPU is known by its UUID, never by the
+labels of whatever runs on it. Everything here can be written down and read back
+(`to_plain`, `from_plain`), because the store keeps exactly these values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+NOVEL: Final = "novel"
+
+
+class Kind(enum.StrEnum):
+    """What one tick says of one GPU."""
+
+    NORMAL = "normal"
+    DEVIANT = "deviant"
+    FAULT = "fault"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
+class Severity(enum.StrEnum):
+    """critical pages a person, warning makes a ticket, info is only written down."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class Mode(enum.StrEnum):
+    OBSERVE = "observe"
+    RECOMMEND = "recommend"
+    ACT = "act"
+
+
+class Presence(enum.IntEnum):
+    """Why a GPU has, or has not, reported: the three causes of absence told apart."""
+
+    PRESENT = 0
+    VANISHED = 1  # its siblings on the same exporter report and it does not
+    HOST_SILENT = 2  # the exporter or the host is gone: nothing is known of the GPU
+    BLIND = 3  # Prometheus or the way to it is gone: nothing is known of any GPU
+
+
+class SubjectKind(enum.StrEnum):
+    GPU = "gpu"
+    NODE = "node"
+    JOB = "job"
+    FLEET = "fleet"
+
+
+class IncidentPhase(enum.StrEnum):
+    SUSPECTED = "suspected"
+    CONFIRMED = "confirmed"
+    CLEARING = "clearing"
+    RESOLVED = "resolved"
+
+
+class MigrationPhase(enum.StrEnum):
+    PROPOSED = "proposed"
+    PLANNED = "planned"
+    SENT = "sent"
+    RUNNING = "running"
+    UNKNOWN = "unknown"
+    VERIFYING = "verifying"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+    FAILED = "failed"
+    STUCK = "stuck"
+
+    @property
+    def is_open(self) -> bool:
+        return self in _OPEN_PHASES
+
+
+_OPEN_PHASES = frozenset(
+    {
+        MigrationPhase.PROPOSED,
+        MigrationPhase.PLANNED,
+        MigrationPhase.SENT,
+        MigrationPhase.RUNNING,
+        MigrationPhase.UNKNOWN,
+        MigrationPhase.VERIFYING,
+    }
+)
+
+
+class Operation(enum.StrEnum):
+    """What a migration asks the scheduler for."""
+
+    FENCE = "fence"
+    MOVE = "move"
+    UNFENCE = "unfence"
+
+
+class Choice(enum.StrEnum):
+    FENCE = "fence"
+    MOVE = "move"
+    UNFENCE = "unfence"
+    HOLD = "hold"
+
+
+class OutcomeKind(enum.StrEnum):
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    NOT_FOUND = "not_found"
+    UNKNOWN = "unknown"
+
+
+class OutcomeSource(enum.StrEnum):
+    POST = "post"
+    GET = "get"
+    CALLBACK = "callback"
+
+
+class CommandKind(enum.StrEnum):
+    CANCEL = "cancel"  # target: operation id
+    RELEASE = "release"  # target: incident id, node or GPU UUID
+    PAUSE = "pause"
+    RESUME = "resume"
+    RESET_BREAKER = "reset_breaker"
+
+
+class ActionKind(enum.StrEnum):
+    POST = "post"
+    QUERY = "query"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    uuid: str
+    node: str
+    index: int | None = None
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The work a GPU does, as far as labels tell. `kind` is job or pod."""
+
+    kind: str
+    id: str
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class XidEvent:
+    """One new Xid: an edge, never a standing gauge. `row` is the GPU's row in the frame."""
+
+    row: int
+    code: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of the fleet this frame speaks for. `reason` is empty when all is well."""
+
+    gpus_expected: int
+    gpus_reporting: int
+    blind: bool = False
+    partial: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """One moment of the fleet.
+
+    `values` and `age_s` are float64 [gpus, metrics] in the units of the catalogue; NaN is
+    "no value", and its age is inf. Rows keep their order while the roster only grows.
+    `presence` is int8 [gpus] of `Presence`. `workloads` has one entry per row.
+    """
+
+    at_s: float
+    gpus: tuple[Gpu, ...]
+    metrics: tuple[str, ...]
+    values: Floats
+    age_s: Floats
+    presence: npt.NDArray[np.int8]
+    workloads: tuple[Workload | None, ...]
+    coverage: Coverage
+    xids: tuple[XidEvent, ...] = ()
+    last_seen_s: Floats = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One reason, in words and numbers. `contribution` sums to the score over density rows."""
+
+    kind: str  # xid, ecc, remap, recovery, lost, density
+    metric: str
+    text: str
+    value: float | None = None
+    expected: float | None = None
+    unit: str = ""
+    contribution: float = 0.0
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    gpu: Gpu
+    kind: Kind
+    severity: Severity
+    pattern: str = NOVEL
+    score: float = 0.0
+    evidence: tuple[Evidence, ...] = ()
+    may_fence: bool = False
+    may_move: bool = False
+    latch: bool = False  # hard evidence: clears by reset, long health or a person
+    bundle_id: str = ""
+
+
+# The codes of `Judgement.kinds`, in this order.
+KINDS: Final = (Kind.NORMAL, Kind.DEVIANT, Kind.FAULT, Kind.LOST, Kind.UNKNOWN)
+NORMAL, DEVIANT, FAULT, LOST, UNKNOWN = range(5)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judgement:
+    """What one tick says of the whole fleet, by frame row.
+
+    `kinds` is int8 [gpus], an index into `KINDS`; `scores` is float64 [gpus], 1.0 = the edge
+    of normal, NaN = not scored. `verdicts` holds DEVIANT, FAULT and LOST rows only, in row
+    order: thousands of UNKNOWN rows cost nothing.
+    """
+
+    kinds: npt.NDArray[np.int8]
+    scores: Floats
+    verdicts: tuple[Verdict, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    kind: SubjectKind
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A deviation with a life of its own. `held_s` grows only on ticks that have data."""
+
+    id: str
+    subject: Subject
+    phase: IncidentPhase
+    opened_at_s: float
+    since_s: float
+    held_s: float
+    last_tick_s: float
+    kind: Kind
+    severity: Severity
+    pattern: str
+    score: float
+    evidence: tuple[Evidence, ...]
+    gpu_uuid: str | None = None
+    node: str = ""
+    model: str = ""
+    workload: Workload | None = None
+    latched: bool = False
+    may_fence: bool = False
+    may_move: bool = False
+    moved: bool = False
+    fenced: bool = False
+    confirmed_at_s: float | None = None
+    resolved_at_s: float | None = None
+    bundle_id: str = ""
+    hold_reason: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self.phase is not IncidentPhase.RESOLVED
+
+    @property
+    def fires(self) -> bool:
+        return self.phase in (IncidentPhase.CONFIRMED, IncidentPhase.CLEARING)
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    node: str
+    gpu_uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One fence, move or unfence, from plan to verified end."""
+
+    operation_id: str
+    incident_id: str
+    operation: Operation
+    node: str
+    gpu_uuids: tuple[str, ...]
+    phase: MigrationPhase
+    attempt: int
+    planned_at_s: float
+    since_s: float
+    deadline_s: float
+    evidence_at_s: float
+    epoch: int = 0
+    workload: Workload | None = None
+    workload_nodes: tuple[str, ...] = ()
+    workload_gpu_uuids: tuple[str, ...] = ()
+    exclude_nodes: tuple[str, ...] = ()
+    backups: tuple[Backup, ...] = ()
+    placement: tuple[Backup, ...] = ()
+    reason: str = ""
+    post_allowed: bool = True  # False once sent; True again only after a 404 for this id
+    polled_at_s: float = 0.0
+    verified_s: float = 0.0
+    last_tick_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something is not done: a code for machines, a sentence for people."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    at_s: float
+    incident_id: str
+    choice: Choice
+    wanted: Choice
+    allowed: bool
+    blocked_by: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A change worth one line: of an incident, a migration, the breaker or the pause."""
+
+    at_s: float
+    entity: str  # incident, migration, breaker, pause, quarantine
+    id: str
+    from_phase: str
+    to_phase: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    kind: ActionKind
+    operation_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the scheduler, or the way to it, said of one operation."""
+
+    operation_id: str
+    kind: OutcomeKind
+    source: OutcomeSource
+    at_s: float
+    reason: str = ""
+    placement: tuple[Backup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a person asked for; durable before it is answered."""
+
+    id: int
+    kind: CommandKind
+    target: str = ""
+    actor: str = ""
+    reason: str = ""
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    latched: bool = False
+    reason: str = ""
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    paused: bool = False
+    reason: str = ""
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """A node that we fenced: no backup is taken from it until a person releases it."""
+
+    node: str
+    incident_id: str
+    since_s: float
+    operation_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Everything that must survive a restart. Keys are ids; resolved things are dropped
+    from here once `housekeep` has seen them, and stay in the store's journal."""
+
+    incidents: Mapping[str, Incident] = field(default_factory=dict)
+    migrations: Mapping[str, Migration] = field(default_factory=dict)
+    quarantine: Mapping[str, Quarantine] = field(default_factory=dict)
+    breaker: Breaker = Breaker()
+    pause: Pause = Pause()
+    last_tick_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    control: Control
+    judgement: Judgement
+    decisions: tuple[Decision, ...]
+    transitions: tuple[Transition, ...]
+    actions: tuple[Action, ...]
+
+
+T = TypeVar("T")
+
+
+def to_plain(value: Any) -> Any:
+    """A frozen value of this module as dicts, lists, strings and numbers, for JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(k): to_plain(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(v) for v in value]
+    return value
+
+
+def from_plain(cls: type[T], plain: Any) -> T:
+    """The inverse of `to_plain`. Raises TypeError, KeyError or ValueError on anything else."""
+    return typing.cast(T, _build(cls, plain))
+
+
+def _build(kind: Any, plain: Any) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if plain is None:
+            return None
+        return _build(next(a for a in args if a is not type(None)), plain)
+    if origin is tuple:
+        return tuple(_build(args[0], item) for item in plain)
+    if origin is not None and issubclass(origin, Mapping):
+        return {key: _build(args[1], item) for key, item in plain.items()}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(plain)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        unknown = set(plain) - set(hints)
+        if unknown:
+            raise TypeError(f"{kind.__name__}: unknown fields {sorted(unknown)}")
+        return kind(**{name: _build(hints[name], item) for name, item in plain.items()})
+    if kind is float:
+        return float(plain)
+    if not isinstance(plain, kind):
+        raise TypeError(f"expected {kind.__name__}, got {type(plain).__name__}: {plain!r}")
+    return plain

@@ -1,0 +1,1 @@
+"""Catalogues: data with provenance per row."""

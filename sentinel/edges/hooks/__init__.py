@@ -1,0 +1,1 @@
+"""The ways to tell a scheduler what to do."""
