@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import requests
+
 from sentinel.lab.servers import Server
 
 
