@@ -249,6 +249,7 @@ class Judgement:
     kinds: npt.NDArray[np.int8]
     scores: Floats
     verdicts: tuple[Verdict, ...] = ()
+    resets: frozenset[int] = frozenset()  # rows whose GPU was reset or rebooted this tick
 
 
 @dataclass(frozen=True, slots=True)

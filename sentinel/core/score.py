@@ -1,0 +1,262 @@
+"""How far a GPU's response lies from the responses known for its demand.
+
+A `Cohort` holds what normal looks like for one GPU model: the cores of the density clusters
+in scaled feature space, and a thermal model. Scoring is numpy alone and vectorised over the
+fleet. 1.0 is the edge of normal.
+
+The score of a row is the smallest response distance to any core whose demand is near enough,
+in units of the cohort's radius:
+
+    z_i   = ease * (x_i - core_i) / scale_i, clipped to +-CLIP
+    score = sqrt(sum of z_i^2 over response features) / radius
+
+Where no core's demand is near, the work is *novel*: the score is then that of the features
+which physics makes independent of demand (temperature excess, throttling, error rates), and
+a caller is told so. Contributions are score * z_i^2 / sum(z^2), so they sum to the score.
+
+The thermal model is T = T0 + R * P: a heat sink over its inlet air, with P the power that
+it still remembers (first-order lag). R and T0 are those of this GPU where its history tells
+them, shrunk towards the cohort's; a prediction far from the powers ever seen is uncertain,
+and the excess is reduced by that uncertainty instead of shouting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sentinel.core.domain import Bools, Floats, Gpu
+from sentinel.core.features import DEMAND, FEATURES, MEM_TEMP, PHYSICAL, TEMP, Features
+
+CLIP: Final = 10.0  # drift in one feature cannot shout louder than this
+_BATCH: Final = 2048  # rows scored at once: the working set stays in cache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Space:
+    """The columns that distances are taken over, each array [features]: which are demand,
+    which are independent of demand by physics, and how much a deviation below or above
+    counts (0 = harmless)."""
+
+    names: tuple[str, ...]
+    demand: Bools
+    physical: Bools
+    below: Floats
+    above: Floats
+
+
+GPU_SPACE: Final = Space(
+    names=tuple(f.name for f in FEATURES),
+    demand=DEMAND,
+    physical=np.isin(np.arange(len(FEATURES)), PHYSICAL),
+    below=np.array([f.ease[0] for f in FEATURES]),
+    above=np.array([f.ease[1] for f in FEATURES]),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Density:
+    """What normal looks like in one space. `cores` is float64 [cores, features], NaN where
+    there is no such metric; `clusters` [cores] the cluster of each; `scale` [features] is one
+    unit of distance; `radius` the edge of normal in those units."""
+
+    space: Space
+    cores: Floats
+    clusters: npt.NDArray[np.int64]
+    scale: Floats
+    radius: float
+    demand_radius: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Thermal:
+    """T = t0_c + r_c_per_w * P for GPU and memory, axis 0 = (GPU, memory); per known GPU
+    [2, gpus] and for a GPU never seen [2]. `p_mean_w`, `r_sd` tell how far to trust it."""
+
+    uuids: tuple[str, ...]
+    t0_c: Floats
+    r_c_per_w: Floats
+    p_mean_w: Floats
+    r_sd: Floats
+    default_t0_c: Floats
+    default_r: Floats
+    default_p_mean_w: Floats
+    default_r_sd: Floats
+    default_t0_sd_c: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cohort:
+    """Normal for one GPU model: how it behaves, and how its heat sinks do."""
+
+    model: str
+    density: Density
+    thermal: Thermal
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """`score` [gpus], NaN = not scored; `novel` [gpus] = work never seen before;
+    `contribution` [gpus, features] sums to the score; `values` and `expected` [gpus,
+    features] are in feature units (temperature columns: the excess)."""
+
+    score: Floats
+    novel: Bools
+    contribution: Floats
+    values: Floats
+    expected: Floats
+    predicted_c: Floats  # [gpus, 2] temperature expected of the GPU and of its memory
+
+
+def empty_scores(gpus: int) -> Scores:
+    width = len(FEATURES)
+    return Scores(
+        np.full(gpus, np.nan),
+        np.zeros(gpus, dtype=bool),
+        np.zeros((gpus, width)),
+        np.full((gpus, width), np.nan),
+        np.full((gpus, width), np.nan),
+        np.full((gpus, 2), np.nan),
+    )
+
+
+def score_fleet(
+    cohorts: Mapping[str, Cohort], gpus: tuple[Gpu, ...], features: Features, rows: RowIndex
+) -> Scores:
+    """Scores of a whole fleet; GPUs of a model without a cohort stay unscored (NaN)."""
+    out = empty_scores(len(gpus))
+    rows.follow(cohorts, gpus)
+    for model, (members, known) in rows.by_model.items():
+        cohort = cohorts[model]
+        temps = features.values[members][:, [TEMP, MEM_TEMP]]
+        excess, predicted = thermal_excess(
+            cohort.thermal, known, features.power_ewma_w[members], temps
+        )
+        values = features.values[members].copy()
+        values[:, [TEMP, MEM_TEMP]] = excess
+        score, novel, contribution, expected = score_rows(cohort.density, values)
+        score = np.where(features.ready[members], score, np.nan)
+        out.score[members] = score
+        out.novel[members] = novel
+        out.contribution[members] = contribution
+        out.values[members] = values
+        out.expected[members] = expected
+        out.predicted_c[members] = predicted
+    return out
+
+
+class RowIndex:
+    """Which rows belong to which cohort, and where each GPU stands in its thermal table:
+    found once per roster and bundle, not per tick."""
+
+    def __init__(self) -> None:
+        self.by_model: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
+        self._gpus: tuple[Gpu, ...] | None = None
+        self._cohorts: Mapping[str, Cohort] | None = None
+
+    def follow(self, cohorts: Mapping[str, Cohort], gpus: tuple[Gpu, ...]) -> None:
+        if gpus is self._gpus and cohorts is self._cohorts:
+            return
+        members: dict[str, list[int]] = {}
+        for row, gpu in enumerate(gpus):
+            if gpu.model in cohorts:
+                members.setdefault(gpu.model, []).append(row)
+        self.by_model = {}
+        for model, rows in members.items():
+            where = {uuid: i for i, uuid in enumerate(cohorts[model].thermal.uuids)}
+            known = np.array([where.get(gpus[row].uuid, -1) for row in rows], dtype=np.int64)
+            self.by_model[model] = (np.array(rows, dtype=np.int64), known)
+        self._gpus, self._cohorts = gpus, cohorts
+
+
+def thermal_excess(
+    thermal: Thermal, known: npt.NDArray[np.int64], power_w: Floats, temp_c: Floats
+) -> tuple[Floats, Floats]:
+    """Temperature above what the power explains, reduced by the model's own uncertainty.
+
+    `known` [rows] is the GPU's place in the thermal table or -1, `temp_c` [rows, 2].
+    Returns (excess_c, predicted_c), both [rows, 2]; NaN where power or temperature is.
+    """
+    seen = known >= 0
+    pick = np.maximum(known, 0)
+
+    def of(table: Floats, default: Floats) -> Floats:
+        if table.shape[1] == 0:
+            return np.broadcast_to(default, (len(known), 2))
+        return np.where(seen[:, None], table[:, pick].T, default)
+
+    mean_w = of(thermal.p_mean_w, thermal.default_p_mean_w)
+    away_w = power_w[:, None] - mean_w
+    predicted = (
+        of(thermal.t0_c, thermal.default_t0_c)
+        + of(thermal.r_c_per_w, thermal.default_r) * power_w[:, None]
+    )
+    slack = of(thermal.r_sd, thermal.default_r_sd) * np.abs(away_w)
+    slack = slack + np.where(seen[:, None], 0.0, thermal.default_t0_sd_c)
+    raw = temp_c - predicted
+    excess: Floats = np.sign(raw) * np.maximum(np.abs(raw) - slack, 0.0)
+    return excess, predicted
+
+
+def score_rows(density: Density, values: Floats) -> tuple[Floats, Bools, Floats, Floats]:
+    """(score [n], novel [n], contribution [n, f], expected [n, f]) of feature rows [n, f]."""
+    n = len(values)
+    score = np.full(n, np.nan)
+    novel = np.zeros(n, dtype=bool)
+    contribution = np.zeros_like(values)
+    expected = np.full_like(values, np.nan)
+    for start in range(0, n, _BATCH):
+        part = slice(start, start + _BATCH)
+        score[part], novel[part], contribution[part], expected[part] = _score_batch(
+            density, values[part]
+        )
+    return score, novel, contribution, expected
+
+
+def _score_batch(density: Density, values: Floats) -> tuple[Floats, Bools, Floats, Floats]:
+    space, cores = density.space, density.cores
+    present = np.isfinite(cores).any(axis=0)
+    response = ~space.demand & present
+    demand2 = distance2(density, values, cores, space.demand & present)
+    response2 = distance2(density, values, cores, response)
+    far = demand2 > density.demand_radius**2
+    best = np.argmin(np.where(far, np.inf, response2), axis=1)
+    novel: Bools = np.all(far, axis=1)
+    if novel.any():
+        physical2 = distance2(density, values[novel], cores, response & space.physical)
+        best[novel] = np.argmin(physical2, axis=1)
+    expected = cores[best]
+    z = (values - expected) / density.scale
+    z = np.clip(z * np.where(z > 0, space.above, space.below), -CLIP, CLIP)
+    counted = np.where(novel[:, None], response & space.physical, response)
+    z = np.where(counted & np.isfinite(z), z, 0.0)
+    total = (z * z).sum(axis=1)
+    answered = np.any(np.isfinite(values) & counted, axis=1)
+    score = np.where(answered, np.sqrt(total) / density.radius, np.nan)
+    share = np.divide(z * z, total[:, None], out=np.zeros_like(z), where=total[:, None] > 0)
+    return score, novel, np.nan_to_num(score)[:, None] * share, expected
+
+
+def distance2(density: Density, values: Floats, cores: Floats, columns: Bools) -> Floats:
+    """Clipped, eased squared distance [rows, cores] over the chosen columns. A value that a
+    row or a core does not have says nothing: it adds no distance."""
+    total = np.zeros((len(values), len(cores)), dtype=np.float32)
+    work = np.empty_like(total)
+    for f in np.flatnonzero(columns):
+        x = (values[:, f] / density.scale[f]).astype(np.float32)
+        c = (cores[:, f] / density.scale[f]).astype(np.float32)
+        np.subtract(x[:, None], c[None, :], out=work)
+        below, above = np.float32(density.space.below[f]), np.float32(density.space.above[f])
+        if below != 1.0 or above != 1.0:
+            work *= np.where(work > 0, above, below)
+        np.clip(work, -CLIP, CLIP, out=work)
+        np.multiply(work, work, out=work)
+        if np.isnan(x).any() or np.isnan(c).any():
+            np.nan_to_num(work, copy=False, nan=0.0)
+        total += work
+    return total.astype(np.float64)

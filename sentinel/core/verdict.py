@@ -1,0 +1,219 @@
+"""One tick's word on every GPU: NORMAL, DEVIANT, FAULT, LOST or UNKNOWN, with its reasons.
+
+Hard evidence comes first, then the density score. Not knowing is a verdict of its own:
+a GPU whose host is silent, or of a fleet that cannot be seen, is UNKNOWN, never deviant.
+Work never seen before, and work that has just changed, is no evidence against hardware.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from sentinel.core import domain
+from sentinel.core.catalog import Catalog
+from sentinel.core.domain import Evidence, Frame, Judgement, Kind, Presence, Severity, Verdict
+from sentinel.core.evidence import RANK, Finding, HardWatch
+from sentinel.core.features import FEATURES, INDEX, MEM_TEMP, TEMP, Features, Window
+from sentinel.core.score import Cohort, RowIndex, Scores, empty_scores, score_fleet
+
+_SHOWN: Final = 4  # features named in a verdict
+_CODE: Final = {
+    Kind.DEVIANT: domain.DEVIANT,
+    Kind.FAULT: domain.FAULT,
+    Kind.LOST: domain.LOST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How telemetry is judged. `page_score` is where a deviation pages instead of making a
+    ticket; `settle_s` mutes soft evidence after a GPU's work changes; `max_age_s` is how old
+    a value may be and still count."""
+
+    grid_s: float = 60.0
+    settle_s: float = 300.0
+    page_score: float = 1.3
+    max_age_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundle:
+    """What has been learnt, immutable: one cohort per GPU model."""
+
+    id: str
+    cohorts: dict[str, Cohort]
+    grid_s: float
+    learnt_from_s: float = 0.0
+    learnt_to_s: float = 0.0
+    evaluation: dict[str, object] = field(default_factory=dict)
+
+
+class Watch:
+    """What the tick thread keeps between ticks: rings and counters, never persisted."""
+
+    def __init__(self, settings: Settings, catalog: Catalog) -> None:
+        self.settings = settings
+        self.catalog = catalog
+        self.window = Window(settings.grid_s)
+        self.hard = HardWatch()
+        self.rows = RowIndex()
+        self.features: Features | None = None
+        self.scores: Scores | None = None
+
+    def judge(self, frame: Frame, bundle: Bundle | None) -> Judgement:
+        """The verdicts of one frame. A blind frame says UNKNOWN of all and teaches nothing."""
+        if frame.coverage.blind:
+            unknown = np.full(len(frame.gpus), domain.UNKNOWN, dtype=np.int8)
+            return Judgement(unknown, np.full(len(frame.gpus), np.nan))
+        findings, resets = self.hard.look(frame, self.catalog)
+        features = self.window.push(frame, max_age_s=self.settings.max_age_s)
+        scores = (
+            score_fleet(bundle.cohorts, frame.gpus, features, self.rows)
+            if bundle
+            else empty_scores(len(frame.gpus))
+        )
+        self.features, self.scores = features, scores
+        kinds = np.zeros(len(frame.gpus), dtype=np.int8)
+        silent = frame.presence == Presence.HOST_SILENT
+        kinds[silent | (frame.presence == Presence.BLIND)] = domain.UNKNOWN
+        verdicts: dict[int, Verdict] = {}
+        settled = features.settled_s >= self.settings.settle_s
+        present = frame.presence == Presence.PRESENT
+        for row in map(int, np.flatnonzero((scores.score > 1.0) & settled & present)):
+            verdicts[row] = self._soft(frame, row, features, scores, bundle)
+        by_row: dict[int, list[Finding]] = defaultdict(list)
+        for finding in findings:
+            by_row[finding.row].append(finding)
+        for row, own in by_row.items():
+            verdicts[row] = _hard(frame, own, scores, verdicts.get(row), bundle)
+        for row, verdict in verdicts.items():
+            kinds[row] = _CODE[verdict.kind]
+        score = np.where(silent, np.nan, scores.score)
+        ordered = tuple(verdicts[row] for row in sorted(verdicts))
+        return Judgement(kinds, score, ordered, resets)
+
+    def _soft(
+        self, frame: Frame, row: int, features: Features, scores: Scores, bundle: Bundle | None
+    ) -> Verdict:
+        score = float(scores.score[row])
+        share = scores.contribution[row]
+        top = [int(f) for f in np.argsort(-share)[:_SHOWN] if share[f] > 0.05 * score]
+        evidence = tuple(_explain(f, row, features, scores, frame.at_s) for f in top)
+        page = score >= self.settings.page_score
+        return Verdict(
+            gpu=frame.gpus[row],
+            kind=Kind.DEVIANT,
+            severity=Severity.CRITICAL if page else Severity.WARNING,
+            pattern=_pattern(scores, row, top),
+            score=score,
+            evidence=evidence,
+            may_fence=page,
+            may_move=page,
+            bundle_id=bundle.id if bundle else "",
+        )
+
+
+def _hard(
+    frame: Frame,
+    findings: list[Finding],
+    scores: Scores,
+    soft: Verdict | None,
+    bundle: Bundle | None,
+) -> Verdict:
+    """The strongest finding speaks; the others, and the density's evidence, come after it."""
+    ordered = sorted(
+        findings, key=lambda f: (RANK[f.severity], f.kind is Kind.LOST, f.fence), reverse=True
+    )
+    first = ordered[0]
+    if soft is not None and RANK[soft.severity] > RANK[first.severity]:
+        first_evidence = tuple(f.evidence for f in ordered)
+        return Verdict(
+            soft.gpu,
+            soft.kind,
+            soft.severity,
+            soft.pattern,
+            soft.score,
+            soft.evidence + first_evidence,
+            soft.may_fence,
+            soft.may_move,
+            False,
+            soft.bundle_id,
+        )
+    score = float(np.nan_to_num(scores.score[first.row]))
+    return Verdict(
+        gpu=frame.gpus[first.row],
+        kind=first.kind,
+        severity=first.severity,
+        pattern=first.pattern,
+        score=max(score, 1.0),
+        evidence=tuple(f.evidence for f in ordered) + (soft.evidence if soft else ()),
+        may_fence=any(f.fence for f in findings),
+        may_move=any(f.move for f in findings),
+        latch=any(f.latch for f in findings),
+        bundle_id=bundle.id if bundle else "",
+    )
+
+
+def _explain(f: int, row: int, features: Features, scores: Scores, at_s: float) -> Evidence:
+    """One feature's part in a score, as a person would say it."""
+    feature = FEATURES[f]
+    value, expected = float(scores.values[row, f]), float(scores.expected[row, f])
+    part = float(scores.contribution[row, f])
+    if f in (TEMP, MEM_TEMP):
+        temp = float(features.values[row, f])
+        normal = float(scores.predicted_c[row, 0 if f == TEMP else 1])
+        text = (
+            f"{feature.label} {temp:.0f} °C, {temp - normal:+.0f} °C from the {normal:.0f} °C "
+            f"normal for this GPU at {features.power_ewma_w[row]:.0f} W"
+        )
+        return Evidence("density", feature.metric, text, temp, normal, "°C", part, at_s)
+    if feature.name == "throttled":
+        text = f"throttled by heat or hardware {value:.0%} of the time, normally {expected:.0%}"
+        return Evidence("density", feature.metric, text, value, expected, "", part, at_s)
+    if feature.unit == "/h":
+        value, expected = 10.0**value - 1.0, 10.0**expected - 1.0
+        text = f"{feature.label} {value:.0f} per hour, normally {expected:.0f}"
+        return Evidence("density", feature.metric, text, value, expected, "/h", part, at_s)
+    change = (value - expected) / expected if expected else 0.0
+    text = (
+        f"{feature.label} {value:.0f} {feature.unit}, {change:+.0%} from the {expected:.0f} "
+        f"{feature.unit} normal for this work"
+    )
+    return Evidence("density", feature.metric, text, value, expected, feature.unit, part, at_s)
+
+
+def _pattern(scores: Scores, row: int, top: list[int]) -> str:
+    """A name for the shape of a deviation, from its strongest features."""
+    if not top:
+        return domain.NOVEL
+    value, expected = scores.values[row], scores.expected[row]
+
+    def low(name: str) -> bool:
+        return bool(value[INDEX[name]] < expected[INDEX[name]])
+
+    def strong(name: str) -> bool:
+        return INDEX[name] in top
+
+    hot = strong("temp_excess") and not low("temp_excess")
+    if strong("throttled") and (hot or strong("mem_temp_excess")):
+        return "overheating with throttling"
+    if hot or (strong("mem_temp_excess") and not low("mem_temp_excess")):
+        return "overheating"
+    named: tuple[tuple[str, bool | None, str], ...] = (
+        ("throttled", False, "hardware throttling"),
+        ("sm_clock", True, "low SM clock"),
+        ("mem_clock", True, "low memory clock"),
+        ("power", True, "low power for the load"),
+        ("power", False, "high power for the load"),
+        ("ecc_sbe", False, "correctable ECC storm"),
+        ("pcie_replay", False, "PCIe link errors"),
+    )
+    for f in top:
+        for name, is_low, pattern in named:
+            if f == INDEX[name] and low(name) is is_low:
+                return pattern
+    return domain.NOVEL

@@ -1,0 +1,350 @@
+"""Normal, learnt by density clustering from history that is taken to be mostly healthy.
+
+`DensityBaseline` is a scikit-learn estimator on feature rows. It thins the rows to a bounded
+set of leaders (a greedy cover, Hartigan 1975), clusters those with DBSCAN weighted by how
+many rows each stands for (memory stays bounded, where DBSCAN on all rows would hold every
+neighbourhood), keeps the leaders of dense regions as cores and drops the rest as noise.
+Scoring is `core.score`: distance of the response to the nearest core whose demand fits.
+
+`fit_thermal` learns T = T0 + R * P per GPU by ridge regression shrunk towards its model's
+common slope, itself shrunk towards a physical prior.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
+from sklearn.cluster import DBSCAN
+from sklearn.metrics import calinski_harabasz_score, silhouette_score
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from sentinel.core.domain import Bools, Floats, Ints
+from sentinel.core.score import Density, Space, Thermal, distance2, score_rows
+
+_R_PRIOR: Final = 0.06  # °C per W: data-centre GPUs with air cooling lie between 0.04 and 0.09
+_R_PRIOR_SD: Final = 0.03
+_R_SPREAD: Final = 0.25  # how far one GPU's slope may lie from its model's, as a share
+_TEMP_NOISE_C: Final = 2.0
+_INDEPENDENT_S: Final = 180.0  # rows closer in time than this say the same thing of a heat sink
+
+
+class DensityBaseline(BaseEstimator):
+    """Density clusters of normal rows and the distance to them.
+
+    Parameters
+    ----------
+    space : Space, optional
+        Which columns are demand and how deviations count; default: all are response.
+    floors : array [features], optional
+        Smallest deviation worth one unit of distance. Default: 5 % of the robust range.
+    max_rows, max_cores : int
+        Bounds of the sample and of the model: cost is O(max_rows x max_cores x features).
+    min_radius, max_radius : float
+        Bounds of the edge of normal, in units of `scale_`.
+    demand_radius : float
+        How near a core's demand must be for its response to count.
+
+    Attributes
+    ----------
+    density_ : Density
+    labels_ : int [sample rows], the cluster of each sampled row, -1 = noise
+    evaluation_ : dict of silhouette, calinski_harabasz (None with fewer than two clusters),
+        noise_share, clusters, cores, radius
+    """
+
+    def __init__(
+        self,
+        space: Space | None = None,
+        floors: Any = None,
+        max_rows: int = 20_000,
+        max_cores: int = 384,
+        min_radius: float = 1.5,
+        max_radius: float = 3.0,
+        demand_radius: float = 2.0,
+        noise_share: float = 0.001,
+    ) -> None:
+        self.space = space
+        self.floors = floors
+        self.max_rows = max_rows
+        self.max_cores = max_cores
+        self.min_radius = min_radius
+        self.max_radius = max_radius
+        self.demand_radius = demand_radius
+        self.noise_share = noise_share
+
+    def fit(self, X: Any, y: Any = None, *, groups: Any = None, hold_rows: int = 1) -> Self:
+        """Learns from rows [n, features] in time order per group (a group is one GPU).
+
+        `hold_rows` is how many successive rows of one GPU a deviation must last before anyone
+        acts: the edge is calibrated on deviations that last so long.
+        """
+        rows = validate_data(self, X, ensure_all_finite="allow-nan", dtype=np.float64)
+        who = np.zeros(len(rows), dtype=np.int64) if groups is None else np.asarray(groups)
+        space = self.space or _plain_space(rows.shape[1])
+        scale = self._scale(rows, who)
+        blank = Density(
+            space, rows[:0], np.zeros(0, dtype=np.int64), scale, 1.0, self.demand_radius
+        )
+        sample = rows[_stride(len(rows), self.max_rows)]
+        density, labels = self._cores(blank, sample)
+        radius = self._radius(blank, rows, who, max(1, hold_rows))
+        self.density_ = _with(density, radius=radius)
+        self.labels_ = labels
+        self.evaluation_ = _evaluate(self.density_, sample, labels)
+        return self
+
+    def anomaly_score(self, X: Any) -> Floats:
+        """Distance from normal of each row [n]; 1.0 = the edge, higher = stranger."""
+        check_is_fitted(self)
+        rows = validate_data(self, X, reset=False, ensure_all_finite="allow-nan", dtype=np.float64)
+        score: Floats = np.nan_to_num(score_rows(self.density_, rows)[0])
+        return score
+
+    def score_samples(self, X: Any) -> Floats:
+        """Opposite of the anomaly score, as scikit-learn's detectors have it."""
+        return -self.anomaly_score(X)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def _scale(self, rows: Floats, groups: Ints) -> Floats:
+        """One unit of distance: the floor, or the GPU's own short-term noise up to 3 floors."""
+        with np.errstate(invalid="ignore"):
+            if self.floors is None:
+                low, high = _quantiles(rows, (0.01, 0.99))
+                floors = np.where(high > low, 0.05 * (high - low), 1.0)
+            else:
+                floors = np.asarray(self.floors, dtype=np.float64)
+            order = np.argsort(groups, kind="stable")
+            step = np.abs(np.diff(rows[order], axis=0))[np.diff(groups[order]) == 0]
+        if len(step) == 0:
+            return floors
+        noise = 1.4826 / np.sqrt(2.0) * _quantiles(step, (0.5,))[0]
+        scale: Floats = np.clip(np.nan_to_num(noise), floors, 3.0 * floors)
+        return scale
+
+    def _cores(self, blank: Density, sample: Floats) -> tuple[Density, Ints]:
+        every = np.ones(sample.shape[1], dtype=bool)
+        reach = 0.5
+        while True:
+            leaders, owner = _leaders(blank, sample, reach, self.max_cores)
+            if leaders is not None:
+                break
+            reach *= 1.4
+        count = np.bincount(owner, minlength=len(leaders)).astype(np.float64)
+        centres = _means(sample, owner, len(leaders))
+        apart = np.sqrt(distance2(blank, centres, centres, every))
+        cluster = DBSCAN(
+            eps=max(1.5, 1.5 * reach),
+            min_samples=max(3, round(self.noise_share * len(sample))),
+            metric="precomputed",
+        ).fit_predict(np.maximum(apart, apart.T), sample_weight=count)
+        kept = cluster >= 0
+        if not kept.any():  # so few rows that nothing is dense: all of them are what we know
+            cluster, kept = np.zeros_like(cluster), np.ones_like(kept)
+        density = Density(
+            blank.space, centres[kept], cluster[kept], blank.scale, 1.0, self.demand_radius
+        )
+        return density, cluster[owner]
+
+    def _radius(self, blank: Density, rows: Floats, groups: Ints, hold: int) -> float:
+        """The edge: what sustained healthy deviation reaches when one half of the time is
+        judged by the other half, over GPUs' worst cases (not over autocorrelated rows)."""
+        half = _second_half(groups)
+        worst: list[float] = []
+        for train, test in ((~half, half), (half, ~half)):
+            picked = rows[train]
+            if len(picked) < 4 or not test.any():
+                continue
+            density, _ = self._cores(blank, picked[_stride(len(picked), self.max_rows // 2)])
+            judged = _stride_groups(groups, test, self.max_rows)
+            score, novel, _, _ = score_rows(density, rows[judged])
+            score = np.where(novel, np.nan, score)
+            worst.extend(_sustained_worst(score, groups[judged], hold))
+        if not worst:
+            return self.min_radius
+        reached = 1.25 * float(np.quantile(worst, 0.98))
+        return float(np.clip(reached, self.min_radius, self.max_radius))
+
+
+def _plain_space(width: int) -> Space:
+    ones = np.ones(width)
+    none = np.zeros(width, dtype=bool)
+    return Space(tuple(f"x{i}" for i in range(width)), none, none, ones, ones)
+
+
+def _with(density: Density, *, radius: float) -> Density:
+    return Density(
+        density.space,
+        density.cores,
+        density.clusters,
+        density.scale,
+        radius,
+        density.demand_radius,
+    )
+
+
+def _stride(n: int, most: int) -> Ints:
+    """At most `most` of n rows, evenly spread: deterministic, and keeps the order."""
+    return np.unique(np.linspace(0, n - 1, min(n, most)).astype(np.int64))
+
+
+def _stride_groups(groups: Ints, mask: Bools, most: int) -> Ints:
+    """Whole groups of the masked rows until `most` rows: a run must stay unbroken."""
+    rows = np.flatnonzero(mask)
+    if len(rows) <= most:
+        return rows
+    ids, counts = np.unique(groups[rows], return_counts=True)
+    order = _stride(len(ids), max(1, int(most / counts.mean())))
+    return rows[np.isin(groups[rows], ids[order])]
+
+
+def _second_half(groups: Ints) -> Bools:
+    """True for the later half of each group's rows."""
+    out = np.zeros(len(groups), dtype=bool)
+    order = np.argsort(groups, kind="stable")
+    _, start, count = np.unique(groups[order], return_index=True, return_counts=True)
+    place = np.arange(len(groups)) - np.repeat(start, count)
+    out[order] = place >= np.repeat(count, count) / 2
+    return out
+
+
+def _sustained_worst(score: Floats, groups: Ints, hold: int) -> list[float]:
+    """Per group, the highest score that lasted `hold` rows in a row."""
+    worst = []
+    for group in np.unique(groups):
+        own = np.nan_to_num(score[groups == group])
+        if len(own) < hold:
+            continue
+        windows = np.lib.stride_tricks.sliding_window_view(own, hold)
+        worst.append(float(windows.min(axis=1).max()))
+    return worst
+
+
+def _leaders(
+    blank: Density, rows: Floats, reach: float, most: int
+) -> tuple[Floats, Ints] | tuple[None, Ints]:
+    """Greedy cover: rows such that every row lies within `reach` of one. None if that takes
+    more than `most`. Returns (leaders [k, f], owner [n])."""
+    every = np.ones(rows.shape[1], dtype=bool)
+    owner = np.full(len(rows), -1, dtype=np.int64)
+    left = np.arange(len(rows))
+    chosen: list[int] = []
+    while len(left):
+        if len(chosen) >= most:
+            return None, owner
+        lead = left[0]
+        near = distance2(blank, rows[left], rows[lead][None, :], every)[:, 0] <= reach**2
+        near[0] = True
+        owner[left[near]] = len(chosen)
+        chosen.append(int(lead))
+        left = left[~near]
+    return rows[chosen], owner
+
+
+def _means(rows: Floats, owner: Ints, groups: int) -> Floats:
+    """Mean of each group's rows [groups, f], NaN where none of them has a value."""
+    known = np.isfinite(rows)
+    total = np.zeros((groups, rows.shape[1]))
+    count = np.zeros_like(total)
+    np.add.at(total, owner, np.where(known, rows, 0.0))
+    np.add.at(count, owner, known)
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+
+def _quantiles(rows: Floats, q: tuple[float, ...]) -> Floats:
+    """NaN-aware quantiles by column [q, f]; NaN for a column without any value."""
+    out = np.full((len(q), rows.shape[1]), np.nan)
+    for f in range(rows.shape[1]):
+        own = rows[:, f][np.isfinite(rows[:, f])]
+        if len(own):
+            out[:, f] = np.quantile(own, q)
+    return out
+
+
+def _evaluate(density: Density, sample: Floats, labels: Ints) -> dict[str, float | int | None]:
+    """Silhouette and Calinski-Harabasz over clustered rows only: noise is no cluster."""
+    inside = labels >= 0
+    clusters = len(np.unique(labels[inside]))
+    silhouette = calinski = None
+    scaled = np.nan_to_num(sample / density.scale)
+    pick = np.flatnonzero(inside)[_stride(int(inside.sum()), 2000)] if inside.any() else inside
+    if clusters >= 2 and len(np.unique(labels[pick])) >= 2 and len(pick) > clusters:
+        silhouette = float(silhouette_score(scaled[pick], labels[pick]))
+        calinski = float(calinski_harabasz_score(scaled[pick], labels[pick]))
+    return {
+        "silhouette": silhouette,
+        "calinski_harabasz": calinski,
+        "noise_share": float(1.0 - inside.mean()) if len(labels) else 0.0,
+        "clusters": clusters,
+        "cores": len(density.cores),
+        "radius": density.radius,
+    }
+
+
+def fit_thermal(
+    uuids: tuple[str, ...],
+    gpu: npt.NDArray[np.int64],
+    power_w: Floats,
+    temp_c: Floats,
+    *,
+    span_s: float,
+) -> Thermal:
+    """Thermal model of each GPU from rows: `gpu` [n] indexes `uuids`, `power_w` [n] is the
+    remembered power, `temp_c` [n, 2] GPU and memory temperature (NaN where unknown), taken
+    over `span_s` seconds."""
+    independent = max(1.0, span_s / _INDEPENDENT_S)
+    g = len(uuids)
+    shape = (2, g)
+    t0, r, mean_w, r_sd = (np.full(shape, np.nan) for _ in range(4))
+    default = {name: np.full(2, np.nan) for name in ("t0", "r", "p", "r_sd", "t0_sd")}
+    for kind in range(2):
+        known = np.isfinite(power_w) & np.isfinite(temp_c[:, kind])
+        own, p, t = gpu[known], power_w[known], temp_c[known, kind]
+        count = np.bincount(own, minlength=g).astype(np.float64)
+        has = count > 0
+        if not has.any():
+            continue
+        safe = np.maximum(count, 1.0)
+        p_mean = np.bincount(own, p, g) / safe
+        t_mean = np.bincount(own, t, g) / safe
+        dp, dt = p - p_mean[own], t - t_mean[own]
+        weight = np.minimum(1.0, independent / safe)
+        spp = np.bincount(own, dp * dp, g) * weight
+        spt = np.bincount(own, dp * dt, g) * weight
+        lam = (_TEMP_NOISE_C / _R_PRIOR_SD) ** 2
+        common = float(np.clip((spt.sum() + lam * _R_PRIOR) / (spp.sum() + lam), 0.0, 0.3))
+        lam_own = (_TEMP_NOISE_C / max(_R_SPREAD * common, 0.005)) ** 2
+        r[kind] = np.maximum((spt + lam_own * common) / (spp + lam_own), 0.0)
+        r_sd[kind] = _TEMP_NOISE_C / np.sqrt(spp + lam_own)
+        # the common slope itself is only known as well as the powers seen allow
+        r_sd[kind] = np.hypot(r_sd[kind], _TEMP_NOISE_C / np.sqrt(spp.sum() + lam))
+        mean_w[kind] = p_mean
+        t0[kind] = t_mean - r[kind] * p_mean
+        level = (t_mean - common * p_mean)[has]
+        default["r"][kind] = common
+        default["p"][kind] = p_mean[has].mean()
+        default["t0"][kind] = np.median(level)
+        default["t0_sd"][kind] = max(3.0, float(level.std())) if has.sum() >= 4 else 6.0
+        default["r_sd"][kind] = np.hypot(
+            _R_SPREAD * common, _TEMP_NOISE_C / np.sqrt(spp.sum() + lam)
+        )
+        for table in (t0, r, mean_w, r_sd):
+            table[kind, ~has] = np.nan
+    return Thermal(
+        uuids,
+        t0,
+        r,
+        mean_w,
+        r_sd,
+        default["t0"],
+        default["r"],
+        default["p"],
+        default["r_sd"],
+        default["t0_sd"],
+    )
