@@ -1,5 +1,7 @@
 """The smallest HTTP server that the lab's programs need: JSON in, JSON out, on loopback.
 
+Content that is text already (`str`) goes out as it is.
+
 It can also do what a polite server cannot: close the connection without a word
 (`DROPPED`), as a scheduler that crashes between its work and its answer would.
 """
@@ -17,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, NamedTuple, NoReturn
 
 BODY_MAX_BYTES: Final = 4 << 20
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Request(NamedTuple):
@@ -44,8 +47,9 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def server(listen: str, handle: Handle) -> ThreadingHTTPServer:
-    """Bound, not yet serving. OSError when the port is taken."""
+def server(listen: str, handle: Handle, *, quiet: bool = False) -> ThreadingHTTPServer:
+    """Bound, not yet serving; `quiet` writes no line per request. OSError when the port is
+    taken."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -55,10 +59,11 @@ def server(listen: str, handle: Handle) -> ThreadingHTTPServer:
             if answer is DROPPED:
                 self.close_connection = True
                 return
-            content = json.dumps(answer.content).encode() + b"\n"
+            text = isinstance(answer.content, str)
+            content = (answer.content if text else json.dumps(answer.content) + "\n").encode()
             with contextlib.suppress(OSError):  # the caller may have gone meanwhile
                 self.send_response(answer.status)
-                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Type", TEXT if text else "application/json")
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
@@ -83,7 +88,8 @@ def server(listen: str, handle: Handle) -> ThreadingHTTPServer:
         do_GET = do_POST = do_PUT = do_DELETE = _serve
 
         def log_message(self, format: str, *args: Any) -> None:
-            sys.stderr.write(f"{time.time():.3f} {format % args}\n")
+            if not quiet:
+                sys.stderr.write(f"{time.time():.3f} {format % args}\n")
 
     class Loopback(ThreadingHTTPServer):
         daemon_threads = True
@@ -93,10 +99,10 @@ def server(listen: str, handle: Handle) -> ThreadingHTTPServer:
     return Loopback(parse_listen(listen), Handler)
 
 
-def serve_until_terminated(name: str, listen: str, handle: Handle) -> None:
+def serve_until_terminated(name: str, listen: str, handle: Handle, *, quiet: bool = False) -> None:
     """Serves until SIGTERM or SIGINT. Exits 3 with one line when the port is taken."""
     try:
-        running = server(listen, handle)
+        running = server(listen, handle, quiet=quiet)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise SystemExit(f"{name}: cannot listen on {listen}: {reason}") from error
