@@ -259,8 +259,22 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
+class PastAlert:
+    """An alert that an incident raised under other labels, and that must be resolved."""
+
+    alertname: str
+    severity: Severity
+    started_at_s: float
+    ended_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
-    """A deviation with a life of its own. `held_s` grows only on ticks that have data."""
+    """A deviation with a life of its own. `held_s` grows only on ticks that have data.
+
+    `severity` is what its alert says; `worst` is what its evidence earned: the two differ
+    once the work has moved off a fenced node. `last_tick_s` is the last tick that had data.
+    """
 
     id: str
     subject: Subject
@@ -287,6 +301,14 @@ class Incident:
     resolved_at_s: float | None = None
     bundle_id: str = ""
     hold_reason: str = ""
+    worst: Severity = Severity.INFO
+    stronger_s: float = 0.0  # how long a verdict stronger than `kind` and `worst` has stood
+    gpu_index: int | None = None
+    workload_nodes: tuple[str, ...] = ()  # where its work ran when it opened
+    answer: str = ""  # the last decision, as codes: only a change is news
+    alert_since_s: float | None = None
+    past_alerts: tuple[PastAlert, ...] = ()
+    released_by: str = ""  # a person ended it; it closes once nothing of its own is under way
 
     @property
     def is_open(self) -> bool:
@@ -330,6 +352,9 @@ class Migration:
     polled_at_s: float = 0.0
     verified_s: float = 0.0
     last_tick_s: float = 0.0
+    accepted: bool = False  # the scheduler once said that it has it: a later 404 is no proof
+    cancelled_by: str = ""  # the person who cancelled it: it is not planned again
+    gpu_hours: float = 0.0  # its price: work lost since the last checkpoint, as far as known
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +439,9 @@ class Quarantine:
     node: str
     incident_id: str
     since_s: float
-    operation_id: str = ""
+    operation_id: str = ""  # the fence to undo at release; empty: the scheduler was not asked
+    fenced: bool = True  # False: it may not be, or is held back in our books alone
+    released_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
