@@ -19,14 +19,17 @@ import argparse
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 
 from sentinel.core.domain import Ints
 from sentinel.errors import SentinelError
+from sentinel.lab import workload
 from sentinel.lab.catalogue import FAMILIES
+from sentinel.lab.faults import HARDWARE
 from sentinel.lab.fleet import SCRAPE_JOB, Fleet, target_labels
 from sentinel.lab.loopback import Answer, Request, serve_until_terminated
 from sentinel.lab.remote_write import RemoteWriter
@@ -61,8 +64,9 @@ def scrape_configs(
 class LiveFleet:
     """A fleet that keeps up with the clock. One lock; every answer is of one moment."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, clock: Callable[[], float] = time.time) -> None:
         self._fleet = fleet
+        self._clock = clock
         self._lock = threading.Lock()
         self._backfilling = threading.Lock()
 
@@ -85,7 +89,7 @@ class LiveFleet:
                 return Answer(200, self._metrics(host))
             case ("GET", ("state",)):
                 with self._now() as fleet:
-                    return Answer(200, fleet.state())
+                    return Answer(200, state_of(fleet))
             case ("GET", ("-", "ready")):
                 return Answer(200, {"ready": True})
             case ("POST", ("faults",)):
@@ -116,8 +120,12 @@ class LiveFleet:
                 return Answer(200, self._backfill(_body(request)))
         return Answer(404, {"error": f"no {request.method} /{'/'.join(request.path)}"})
 
-    def _now(self) -> _Held:
-        return _Held(self)
+    @contextmanager
+    def _now(self) -> Iterator[Fleet]:
+        """The fleet, moved on to now, while nobody else touches it."""
+        with self._lock:
+            self._fleet.advance(self._clock())
+            yield self._fleet
 
     def _metrics(self, host: str) -> str:
         with self._now() as fleet:
@@ -135,16 +143,15 @@ class LiveFleet:
             raise ValueError("a backfill is running")
         try:
             with self._now() as fleet:
-                if any(fault["hardware"] for fault in fleet.state()["faults"]):
+                if any(fault["hardware"] for fault in state_of(fleet)["faults"]):
                     raise ValueError("a history is written of a healthy fleet: repair it first")
                 past = fleet.past(float(int(fleet.at_s - hours * 3600)))
             started, first_s = time.monotonic(), past.at_s
             with RemoteWriter(url) as writer:
-                until = time.time()
-                _write(past, writer, first_s, until, step_s)
+                _write(past, writer, first_s, self._clock(), step_s)
                 # writing took a while: go on by single seconds until the join is tight
-                while time.time() - past.at_s > _CLOSE_ENOUGH_S:
-                    _write(past, writer, past.at_s + 1, time.time(), 1.0)
+                while self._clock() - past.at_s > _CLOSE_ENOUGH_S:
+                    _write(past, writer, past.at_s + 1, self._clock(), 1.0)
             with self._lock:
                 self._take_over(past)
             return {
@@ -164,36 +171,12 @@ class LiveFleet:
                 past.workload.jobs[job_id].rows
             ):
                 past.unassign(job_id)
-        kinds = {job["job"]: (job["kind"], job["uuids"]) for job in self._fleet.state()["jobs"]}
-        for job_id, (kind, uuids) in kinds.items():
-            if job_id not in past.workload.jobs:
-                past.assign(job_id, uuids, kind)
+        for job in state_of(self._fleet)["jobs"]:
+            if job["job"] not in past.workload.jobs:
+                past.assign(job["job"], job["uuids"], job["kind"])
         for fault in self._fleet.faults.values():
             past.inject(fault.kind, fault.uuid)
         self._fleet = past
-
-    @property
-    def fleet(self) -> Fleet:
-        return self._fleet
-
-    @property
-    def lock(self) -> threading.Lock:
-        return self._lock
-
-
-class _Held:
-    """The fleet, moved on to now, while nobody else touches it."""
-
-    def __init__(self, live: LiveFleet) -> None:
-        self._live = live
-
-    def __enter__(self) -> Fleet:
-        self._live.lock.acquire()
-        self._live.fleet.advance(time.time())
-        return self._live.fleet
-
-    def __exit__(self, *exception: object) -> None:
-        self._live.lock.release()
 
 
 class _Malformed(Exception):
@@ -213,6 +196,50 @@ def exposition(fleet: Fleet, rows: Ints) -> str:
             number = f"{value:.0f}" if value == int(value) else f"{value:.6f}"
             lines.append(f"{family.name}{{{inner}}} {number}")
     return "\n".join(lines) + "\n" if lines else ""
+
+
+def state_of(fleet: Fleet) -> dict[str, Any]:
+    """Everything that a scheduler or a person may know, as plain JSON values."""
+    reporting = fleet.reporting()
+    jobs = []
+    for job in fleet.workload.jobs.values():
+        done, saved = fleet.workload.progress_s(job.id)
+        jobs.append(
+            {
+                "job": job.id,
+                "kind": workload.KIND_NAMES[job.kind],
+                "uuids": [fleet.gpus[row].uuid for row in job.rows.tolist()],
+                "state": workload.STATE_NAMES[job.state],
+                "started_s": job.started_s,
+                "progress_s": done,
+                "checkpoint_s": saved,
+            }
+        )
+    gpus = [
+        {
+            "uuid": gpu.uuid,
+            "index": gpu.index,
+            "host": gpu.node,
+            "model": gpu.model,
+            "job": fleet.workload.job_of[row],
+            "spare": gpu.node in fleet.spare_hosts,
+            "reporting": bool(reporting[row]),
+        }
+        for row, gpu in enumerate(fleet.gpus)
+    ]
+    faults = [
+        {"kind": f.kind, "uuid": f.uuid, "since_s": f.since_s, "hardware": f.kind in HARDWARE}
+        for f in fleet.faults.values()
+    ]
+    return {
+        "at_s": fleet.at_s,
+        "seed": fleet.seed,
+        "hosts": list(fleet.hosts),
+        "spare_hosts": list(fleet.spare_hosts),
+        "gpus": gpus,
+        "jobs": jobs,
+        "faults": faults,
+    }
 
 
 def _write(fleet: Fleet, writer: RemoteWriter, start_s: float, end_s: float, step_s: float) -> None:

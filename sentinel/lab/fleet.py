@@ -10,16 +10,16 @@ import heapq
 import itertools
 import math
 import uuid as uuids_
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from sentinel.core.domain import Bools, Floats, Gpu, Ints
-from sentinel.lab import workload
-from sentinel.lab.catalogue import FAMILIES
-from sentinel.lab.faults import APPLICATION, HARDWARE, KINDS, STOPPING
+from sentinel.lab import layout, workload
+from sentinel.lab.catalogue import FAMILIES, Exported
+from sentinel.lab.faults import APPLICATION, KINDS, STOPPING
 from sentinel.lab.hardware import MODELS, Hardware, Model
 
 SCRAPE_JOB: Final = "dcgm-exporter"
@@ -78,9 +78,9 @@ class Fleet:
         self.seed, self.at_s = seed, float(start_s)
         self._options = {"load_s": load_s, "xid_visible_s": xid_visible_s}
         self._xid_visible_s = xid_visible_s
-        names = _model_names(hosts)
+        names = layout.model_names(hosts)
         self.hosts = tuple(f"gpu-{i:02d}" for i in range(hosts))
-        self.spare_hosts = tuple(self.hosts[i] for i in _spares(names))
+        self.spare_hosts = tuple(self.hosts[i] for i in layout.spares(names))
         ids = np.random.default_rng([seed, 0x1D])
         self.gpus = tuple(
             Gpu(f"GPU-{uuids_.UUID(bytes=ids.bytes(16), version=4)}", host, slot, MODELS[name].name)
@@ -101,9 +101,9 @@ class Fleet:
         self._ticks = 0
         self._labels: list[dict[str, str]] | None = None
         if default_jobs:
-            self._start_default_jobs(gpus_per_host, names)
-        else:
-            self._settle()
+            for job in layout.default_jobs(names, gpus_per_host):
+                self._assign_running(job.id, job.kind, range(*job.span))
+        self._settle()
 
     # --- time -----------------------------------------------------------------------------
 
@@ -165,12 +165,11 @@ class Fleet:
             raise KeyError(f"no GPU {uuid} in this fleet")
         return self._row[uuid]
 
-    def _start_default_jobs(self, gpus_per_host: int, names: Sequence[str]) -> None:
-        for job_id, kind, rows in _default_jobs(self, gpus_per_host, names):
-            age = np.random.default_rng([self.seed, int(rows[0]), 7]).uniform(300, 9000)
-            uuids = [self.gpus[row].uuid for row in rows.tolist()]
-            self.assign(job_id, uuids, kind, self.at_s - float(age))
-        self._settle()
+    def _assign_running(self, job_id: str, kind: str, rows: Iterable[int]) -> None:
+        """As if it had been started some while ago."""
+        uuids = [self.gpus[row].uuid for row in rows]
+        age = np.random.default_rng([self.seed, self.row(uuids[0]), 7]).uniform(300, 9000)
+        self.assign(job_id, uuids, kind, self.at_s - float(age))
 
     def _settle(self) -> None:
         rng = np.random.default_rng([self.seed, 0x5E])
@@ -345,56 +344,11 @@ class Fleet:
             **self._options,
         )
         for job in self.workload.jobs.values():
-            age = np.random.default_rng([self.seed, int(job.rows[0]), 7]).uniform(300, 9000)
-            uuids = [self.gpus[row].uuid for row in job.rows.tolist()]
-            past.assign(job.id, uuids, workload.KIND_NAMES[job.kind], start_s - float(age))
+            past._assign_running(job.id, workload.KIND_NAMES[job.kind], job.rows.tolist())
         past._settle()
         return past
 
-    def state(self) -> dict[str, Any]:
-        """Everything that a scheduler or a person may know, as plain JSON values."""
-        reporting = self.reporting()
-        jobs = []
-        for job in self.workload.jobs.values():
-            done, saved = self.workload.progress_s(job.id)
-            jobs.append(
-                {
-                    "job": job.id,
-                    "kind": workload.KIND_NAMES[job.kind],
-                    "uuids": [self.gpus[row].uuid for row in job.rows.tolist()],
-                    "state": workload.STATE_NAMES[job.state],
-                    "started_s": job.started_s,
-                    "progress_s": done,
-                    "checkpoint_s": saved,
-                }
-            )
-        gpus = [
-            {
-                "uuid": gpu.uuid,
-                "index": gpu.index,
-                "host": gpu.node,
-                "model": gpu.model,
-                "job": self.workload.job_of[row],
-                "spare": gpu.node in self.spare_hosts,
-                "reporting": bool(reporting[row]),
-            }
-            for row, gpu in enumerate(self.gpus)
-        ]
-        faults = [
-            {"kind": f.kind, "uuid": f.uuid, "since_s": f.since_s, "hardware": f.kind in HARDWARE}
-            for f in self.faults.values()
-        ]
-        return {
-            "at_s": self.at_s,
-            "seed": self.seed,
-            "hosts": list(self.hosts),
-            "spare_hosts": list(self.spare_hosts),
-            "gpus": gpus,
-            "jobs": jobs,
-            "faults": faults,
-        }
-
-    def _values(self, family: Any) -> tuple[Floats, Bools]:
+    def _values(self, family: Exported) -> tuple[Floats, Bools]:
         exported = ~self._gone & family.capable(self.hardware)
         if family.name != "DCGM_FI_DEV_XID_ERRORS":
             exported &= ~self._silent
@@ -443,44 +397,3 @@ class Fleet:
 def target_labels(host: str) -> Mapping[str, str]:
     """What Prometheus adds to the samples of this host's exporter."""
     return {"instance": f"{host}:9400", "job": SCRAPE_JOB}
-
-
-def _model_names(hosts: int) -> list[str]:
-    h100 = math.ceil(hosts / 2)
-    a100 = hosts // 4
-    return ["H100"] * h100 + ["A100"] * a100 + ["L40S"] * (hosts - h100 - a100)
-
-
-def _spares(names: Sequence[str]) -> list[int]:
-    """The hosts kept idle: the last of each model, two where it has eight or more."""
-    spares: list[int] = []
-    for name in MODELS:
-        of_model = [i for i, n in enumerate(names) if n == name]
-        keep = 2 if len(of_model) >= 8 else 1 if len(of_model) >= 2 else 0
-        spares += of_model[len(of_model) - keep :]
-    return spares
-
-
-def _default_jobs(
-    fleet: Fleet, gpus_per_host: int, names: Sequence[str]
-) -> Iterator[tuple[str, str, Ints]]:
-    """(id, kind, rows): the first two H100 hosts are one gang, then gangs of a host, then
-    inference in pairs of GPUs; L40S hosts only serve."""
-    busy = [i for i in range(len(fleet.hosts)) if fleet.hosts[i] not in fleet.spare_hosts]
-    every = np.arange(gpus_per_host)
-    of_model: dict[str, int] = {}
-    skip: set[int] = set()
-    for host in busy:
-        if host in skip:
-            continue
-        number = of_model.get(names[host], 0)
-        of_model[names[host]] = number + 1
-        rows = host * gpus_per_host + every
-        if names[host] == "L40S" or number % 4 == 3:
-            for first in range(0, gpus_per_host, 2):
-                yield f"serve-{host:02d}{first}", "inference", rows[first : first + 2]
-        elif names[host] == "H100" and number == 0 and host + 1 in busy:
-            skip.add(host + 1)
-            yield f"train-{host:02d}", "training", np.concatenate([rows, rows + gpus_per_host])
-        else:
-            yield f"train-{host:02d}", "training", rows
