@@ -44,14 +44,15 @@ class Exporter:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
 
-    def inventory(self) -> dict[str, str]:
-        """Node by GPU UUID, in the fleet's order. Waits half a minute for the exporter."""
+    def state(self) -> dict[str, Any]:
+        """Its GPUs and jobs. Waits half a minute for the exporter to come up."""
         deadline = time.monotonic() + 30
         while True:
             try:
                 answer = requests.get(f"{self.url}/state", timeout=5)
                 answer.raise_for_status()
-                return {gpu["uuid"]: gpu["host"] for gpu in answer.json()["gpus"]}
+                state: dict[str, Any] = answer.json()
+                return state
             except requests.RequestException:
                 if time.monotonic() > deadline:
                     raise
@@ -77,7 +78,10 @@ class Scheduler:
         self.exporter = exporter
         self.behaviour = behaviour
         self._signer = Signer(secret)
-        self._nodes = exporter.inventory()
+        state = exporter.state()
+        self._nodes: dict[str, str] = {gpu["uuid"]: gpu["host"] for gpu in state["gpus"]}
+        for job in [] if ledger.jobs() else state["jobs"]:  # at first it adopts what runs
+            ledger.put_job(job["job"], tuple(job["uuids"]), "")
         self._lock = threading.Lock()
         for operation in ledger.open_operations():  # a restart keeps its promises
             self._begin(operation)

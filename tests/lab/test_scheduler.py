@@ -58,7 +58,9 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.exporter = Neighbour(lambda request: Answer(200, {"gpus": FLEET}))
+        self.running: list[dict[str, Any]] = []
+        fleet = {"gpus": FLEET, "jobs": self.running}
+        self.exporter = Neighbour(lambda request: Answer(200, fleet))
         self.back_answers = [200]
         self.back = Neighbour(lambda request: Answer(self._next_back()))
         self.process: Server | None = None
@@ -184,6 +186,13 @@ def test_a_move_restarts_the_whole_gang_on_the_hint_and_keeps_its_good_nodes(
     ]
     [job] = world.get("jobs")
     assert (job["nodes"], job["uuids"], job["restarts"]) == (["node-1", "node-3"], gang, 1)
+
+
+def test_jobs_that_run_already_are_adopted_and_not_started_again(world: World) -> None:
+    world.running.append({"job": "older", "uuids": ["GPU-2-0"]})
+    world.start()
+    assert [job["job"] for job in world.get("jobs")] == ["older", "train"]
+    assert world.exporter.changes() == [("PUT", "jobs", JOB)]
 
 
 def test_a_fenced_node_takes_no_work_until_it_is_unfenced(world: World) -> None:
