@@ -404,6 +404,7 @@ class Outcome:
     at_s: float
     reason: str = ""
     placement: tuple[Backup, ...] = ()
+    id: int = 0  # its number once it is durable
 
 
 @dataclass(frozen=True, slots=True)
