@@ -32,7 +32,10 @@ class Lock:
         try:
             self._file = path.open("a+")
         except OSError as err:
-            raise StateError(f"state.dir {directory}: cannot write {path}: {err.strerror}") from err
+            raise StateError(
+                f"state.dir {directory}: cannot write there ({err.strerror}): change its owner "
+                "or the disk, or set another state.dir"
+            ) from err
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -67,10 +70,6 @@ def prepare(directory: Path) -> Lock:
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     except OSError as err:
         raise StateError(f"state.dir {directory}: cannot create it: {err.strerror}") from err
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise StateError(
-            f"state.dir {directory}: this user cannot write there: change its owner, or state.dir"
-        )
     return Lock(directory)
 
 

@@ -373,7 +373,7 @@ class Store:
     def _value(self, cls: type[T], kind: str, id: str, body: str) -> T:
         try:
             return from_plain(cls, json.loads(body))
-        except (TypeError, KeyError, ValueError) as err:
+        except (TypeError, KeyError, ValueError, AttributeError) as err:
             raise StateError(
                 f"{self._where}: {kind} {id} cannot be read ({err}): restore the file from a "
                 "backup, or move it away to start with an empty state"
