@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -488,6 +489,11 @@ def from_plain(cls: type[T], plain: Any) -> T:
     return typing.cast(T, _build(cls, plain))
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _build(kind: Any, plain: Any) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -501,7 +507,7 @@ def _build(kind: Any, plain: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(plain)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         unknown = set(plain) - set(hints)
         if unknown:
             raise TypeError(f"{kind.__name__}: unknown fields {sorted(unknown)}")
