@@ -1,0 +1,303 @@
+"""The configuration: what is read from a file, and what the rest of the program asks of it.
+
+Relative paths are relative to the configuration file. Secrets come from files or from the
+environment, never from the configuration itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from pydantic import Field, PrivateAttr
+
+from sentinel import configfile
+from sentinel.configfile import ConfigProblems, Document, Problem
+from sentinel.configkeys import (
+    HOOK_SECRET_ENV,
+    PROMETHEUS_PASSWORD_ENV,
+    PROMETHEUS_TOKEN_ENV,
+    TOKEN_ENV,
+    AlertmanagerSection,
+    DetectionSection,
+    HookSection,
+    HttpSection,
+    IdentitySection,
+    JobsSection,
+    LearnSection,
+    LimitsSection,
+    LogSection,
+    PrometheusSection,
+    Section,
+    SparesSection,
+    StateSection,
+    TickSection,
+    key,
+)
+from sentinel.core.domain import Mode, Severity
+from sentinel.core.policy import Limits, Policy, Times
+from sentinel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sentinel.core.frame import Identity
+
+_MIN_TOKEN: Final = 16
+
+
+def _section(kind: type[Section], text: str, **more: Any) -> Any:
+    return Field(default_factory=kind, description=text, **more)
+
+
+class Config(Section):
+    """A whole configuration, valid as such. Made by `load`, or from a mapping in tests."""
+
+    mode: Literal["observe", "recommend", "act"] = key(
+        "observe", "observe alerts only, act also fences and moves; recommend is not here yet."
+    )
+    prometheus: PrometheusSection = Field(description="Where telemetry comes from.")
+    alertmanager: AlertmanagerSection = _section(AlertmanagerSection, "Where alerts go.")
+    # `identity()` below is what the program asks for; in the file the section has that name
+    naming: IdentitySection = _section(IdentitySection, "Whose GPUs these are.", alias="identity")
+    jobs: JobsSection = _section(JobsSection, "What the GPUs work on.")
+    detection: DetectionSection = _section(DetectionSection, "What counts as going wrong.")
+    limits: LimitsSection = _section(
+        LimitsSection, "How much may be taken from the fleet; all of them hold at once."
+    )
+    spares: SparesSection = _section(SparesSection, "Where work may move to.")
+    hook: HookSection = _section(HookSection, "The scheduler that fences nodes and moves work.")
+    state: StateSection = _section(StateSection, "What survives a restart.")
+    tick: TickSection = _section(TickSection, "The pace of the loop.")
+    learn: LearnSection = _section(LearnSection, "Learning what is normal.")
+    http: HttpSection = _section(HttpSection, "The daemon's own API, metrics and status.")
+    log: LogSection = _section(LogSection, "The daemon's log.")
+
+    _path: Path | None = PrivateAttr(default=None)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads a file. Raises ConfigProblems that tells every mistake in it."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as err:
+            raise ConfigError(
+                f"{path}: cannot be read ({err.strerror}); "
+                "`sentinel config example` prints a file to start from"
+            ) from err
+        except UnicodeDecodeError as err:
+            raise ConfigError(f"{path}: is not UTF-8 text (byte {err.start})") from err
+        return cls.parse(text, path)
+
+    @classmethod
+    def parse(cls, text: str, path: Path) -> Self:
+        """The configuration written in `text`, with relative paths relative to `path`."""
+        document = configfile.parse(text, str(path))
+        config = configfile.validate(cls, document)
+        problems = list(config._contradictions(document))
+        if problems:
+            raise ConfigProblems(problems)
+        config._path = path.absolute()
+        return config
+
+    def _contradictions(self, document: Document) -> Iterator[Problem]:
+        """Keys that are each valid and do not go together."""
+
+        def problem(name: str, text: str, value: object = None) -> Problem:
+            return document.problem(tuple(name.split(".")), text, value)
+
+        if self.mode == "recommend":
+            yield problem("mode", "is not in this version; use observe or act", self.mode)
+        if self.mode == "act" and not self.hook.url:
+            yield problem("hook.url", "is required in mode act; or use mode: observe")
+        if self.state.url:
+            text = "a shared database is not in this version; use state.dir"
+            yield problem("state.url", text)  # its value may hold a password
+        if self.prometheus.basic_auth and self.prometheus.token_file:
+            yield problem("prometheus.token_file", "use basic_auth or token_file, not both")
+        if any(name.lower() == "authorization" for name in self.prometheus.headers):
+            yield problem("prometheus.headers", "use basic_auth or token_file for Authorization")
+        if self.pull_window_s() < 2 * self.tick.interval_s:
+            text = f"is shorter than two ticks of {self.tick.interval_s:g} s"
+            yield problem("prometheus.window_s", text, self.prometheus.window_s)
+        if self.grid_s() < self.tick.interval_s:
+            text = f"is shorter than a tick of {self.tick.interval_s:g} s"
+            yield problem("detection.grid_s", text, self.detection.grid_s)
+        for name in sorted(set(self.spares.hosts) & {""}):
+            yield problem("spares.hosts", "holds an empty name", name)
+
+    # ---- what the rest of the program asks for --------------------------------------
+
+    @property
+    def path(self) -> Path | None:
+        """Where this was read from; None for one made in memory."""
+        return self._path
+
+    def policy(self) -> Policy:
+        """What decisions are made under."""
+        limits, detection, hook = self.limits, self.detection, self.hook
+        tick_s = self.tick.interval_s
+        return Policy(
+            cluster=self.naming.cluster,
+            mode=Mode(self.mode),
+            limits=Limits(**{f.name: getattr(limits, f.name) for f in dataclasses.fields(Limits)}),
+            times=Times(
+                tick_s=tick_s,
+                deviant_for_s=_auto(detection.deviant_for_s, max(30.0, 8 * tick_s)),
+                fault_for_s=detection.fault_for_s,
+                lost_for_s=_auto(detection.lost_for_s, tick_s),
+                clear_for_s=_auto(detection.clear_for_s, max(30.0, 20 * tick_s)),
+                clear_latched_for_s=detection.clear_latched_for_s,
+                sent_timeout_s=max(2 * hook.timeout_s, 4 * tick_s),
+                poll_s=_auto(hook.poll_s, tick_s),
+                migration_deadline_s=hook.deadline_s,
+                verify_for_s=hook.verify_for_s,
+                evidence_max_age_s=_auto(limits.evidence_max_age_s, max(10.0, 4 * tick_s)),
+            ),
+            fence_severity=Severity(limits.fence_severity),
+            move_severity=Severity(limits.move_severity),
+            attempts_max=limits.attempts_max,
+            spare_nodes=frozenset(self.spares.hosts),
+            spare_gpus=frozenset(self.spares.gpus),
+        )
+
+    def identity(self) -> Identity:
+        """How labels become nodes, jobs and tenants."""
+        from sentinel.core.frame import Identity
+
+        return Identity(
+            node_from=self.naming.node_from,
+            node_rewrite=tuple((r.match, r.replace) for r in self.naming.node_rewrite),
+            job_id_from=self.jobs.id_from,
+            tenant_from=self.jobs.tenant_from,
+        )
+
+    def grid_s(self) -> float:
+        return _auto(self.detection.grid_s, 4 * self.tick.interval_s)
+
+    def pull_window_s(self) -> float:
+        return _auto(self.prometheus.window_s, max(60.0, 4 * self.tick.interval_s))
+
+    def max_age_s(self) -> float:
+        return _auto(self.detection.max_age_s, self.pull_window_s())
+
+    def tick_deadline_s(self) -> float:
+        return _auto(self.tick.deadline_s, max(2.0, 0.8 * self.tick.interval_s))
+
+    def file(self, name: str) -> Path:
+        """A path of the configuration, made absolute."""
+        base = self._path.parent if self._path else Path.cwd()
+        return (base / name).absolute()
+
+    def state_dir(self) -> Path:
+        return self.file(self.state.dir)
+
+    def external_url(self) -> str:
+        """How others reach the daemon: http.external_url, else the address it listens on."""
+        if self.http.external_url:
+            return self.http.external_url
+        host, _, port = self.http.listen.rpartition(":")
+        if host in ("0.0.0.0", "[::]"):  # noqa: S104 - compared with, not bound to
+            host = socket.getfqdn()
+        return f"http://{host}:{port}"
+
+    def alertmanager_targets(self) -> tuple[str, ...]:
+        return self.alertmanager.urls
+
+    # ---- secrets ---------------------------------------------------------------------
+
+    def token(self) -> str | None:
+        """The bearer token for everything that changes; None refuses all of it."""
+        token = self._secret(TOKEN_ENV, "http.token_file", self.http.token_file)
+        if token is not None and len(token) < _MIN_TOKEN:
+            raise ConfigError(
+                f"the token of http.token_file has {len(token)} characters, at least {_MIN_TOKEN} "
+                "are needed; make one with `openssl rand -hex 32`"
+            )
+        return token
+
+    def hook_secret(self) -> str | None:
+        """The signing secret of the hook and its callbacks (`whsec_` and base64)."""
+        secret = self._secret(HOOK_SECRET_ENV, "hook.secret_file", self.hook.secret_file)
+        if secret is None:
+            return None
+        try:
+            raw = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+        except (binascii.Error, ValueError):
+            raw = b""
+        if not secret.startswith("whsec_") or len(raw) < _MIN_TOKEN:
+            raise ConfigError(
+                "the secret of hook.secret_file is not whsec_ and base64 of 16 bytes or more; "
+                'make one with `echo "whsec_$(openssl rand -base64 32)"`'
+            )
+        return secret
+
+    def prometheus_auth(self) -> tuple[str, str] | None:
+        """User name and password, if the configuration names a user."""
+        basic = self.prometheus.basic_auth
+        if basic is None:
+            return None
+        name = "prometheus.basic_auth.password_file"
+        password = self._secret(PROMETHEUS_PASSWORD_ENV, name, basic.password_file)
+        if password is None:
+            raise ConfigError(
+                f"{self._path or 'configuration'}: prometheus.basic_auth: needs password_file, "
+                f"or ${PROMETHEUS_PASSWORD_ENV}"
+            )
+        return basic.username, password
+
+    def prometheus_headers(self) -> dict[str, str]:
+        """Extra headers, with the bearer token among them."""
+        headers = dict(self.prometheus.headers)
+        file = self.prometheus.token_file
+        token = self._secret(PROMETHEUS_TOKEN_ENV, "prometheus.token_file", file)
+        return headers | ({"Authorization": f"Bearer {token}"} if token else {})
+
+    def prometheus_ca(self) -> str | None:
+        """File with the certificates to trust; None for the system's."""
+        return str(self.file(self.prometheus.ca_file)) if self.prometheus.ca_file else None
+
+    def check_files(self) -> None:
+        """Reads every secret once. Raises ConfigError that tells all that is wrong."""
+        problems = []
+        for read in (self.token, self.hook_secret, self.prometheus_auth, self.prometheus_headers):
+            try:
+                read()
+            except ConfigError as err:
+                problems.append(str(err))
+        ca = self.prometheus_ca()
+        if ca is not None and not Path(ca).is_file():
+            problems.append(f"prometheus.ca_file: {ca}: no such file")
+        if self.mode == "act" and not problems and self.hook_secret() is None:
+            problems.append(
+                f"hook.secret_file: is required in mode act (or ${HOOK_SECRET_ENV}): orders must "
+                "be signed"
+            )
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+    def _secret(self, env: str, spelled: str, name: str) -> str | None:
+        """From the environment, else from the file; None where neither is named."""
+        value = os.environ.get(env, "").strip()
+        if value or not name:
+            return value or None
+        path = self.file(name)
+        try:
+            value = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as err:
+            why = err.strerror if isinstance(err, OSError) else "not text"
+            raise ConfigError(
+                f"{spelled}: {path}: cannot be read ({why}); create it, or set ${env}"
+            ) from err
+        if not value:
+            raise ConfigError(f"{spelled}: {path}: is empty; put the secret in it, or set ${env}")
+        return value
+
+
+def _auto(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value

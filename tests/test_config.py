@@ -1,0 +1,225 @@
+"""What a configuration may say, and how its mistakes are told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sentinel import configfile
+from sentinel.config import Config
+from sentinel.configfile import ConfigProblems, keys
+from sentinel.core.domain import Mode
+from sentinel.core.policy import Policy
+from sentinel.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent
+BAD = sorted((Path(__file__).parent / "config" / "bad").glob("*.yaml"))
+URL = 'prometheus: {url: "http://127.0.0.1:9090"}\n'
+
+
+def parse(text: str, folder: Path = Path("/etc/sentinel")) -> Config:
+    return Config.parse(text, folder / "sentinel.yaml")
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda p: p.stem)
+def test_every_mistake_is_told_with_file_key_and_what_to_do(path: Path) -> None:
+    expected = path.read_text().splitlines()[0].removeprefix("# expect: ")
+    with pytest.raises(ConfigProblems) as caught:
+        Config.load(path)
+    assert expected in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert len(caught.value.problems) == 1, "one mistake, one line"
+
+
+def test_all_mistakes_of_a_file_are_told_at_once() -> None:
+    text = "prometheus: {url: x}\nmode: go\nlimits: {open_moves: -1, typo: 1}\nlog: {level: LOUD}\n"
+    with pytest.raises(ConfigProblems) as caught:
+        parse(text)
+    told = [(p.line, p.key) for p in caught.value.problems]
+    assert told == [
+        (1, "prometheus.url"),
+        (2, "mode"),
+        (3, "limits.open_moves"),
+        (3, "limits.typo"),
+        (4, "log.level"),
+    ]
+
+
+def test_only_the_url_of_prometheus_is_required_and_defaults_are_the_policys() -> None:
+    config = parse(URL)
+    assert config.policy() == Policy()
+    assert config.policy().mode is Mode.OBSERVE
+    assert config.grid_s() == 60.0
+    assert config.http.listen == "127.0.0.1:9477"
+    assert config.token() is None
+    assert config.hook_secret() is None
+
+
+def test_auto_follows_the_tick() -> None:
+    times = parse(URL + "tick: {interval_s: 1}\n").policy().times
+    assert (times.tick_s, times.deviant_for_s, times.lost_for_s, times.poll_s) == (1, 30, 1, 1)
+    assert (times.clear_for_s, times.evidence_max_age_s, times.sent_timeout_s) == (30, 10, 20)
+    config = parse(URL + "tick: {interval_s: 30}\ndetection: {clear_for_s: 5, grid_s: auto}\n")
+    assert config.policy().times.clear_for_s == 5
+    assert config.policy().times.deviant_for_s == 240
+    assert (config.grid_s(), config.pull_window_s(), config.max_age_s()) == (120, 120, 120)
+    assert config.tick_deadline_s() == 24
+
+
+def test_the_keys_that_others_rely_on() -> None:
+    config = parse(
+        """
+prometheus: {url: "http://127.0.0.1:9090", selector: ''}
+alertmanager: {urls: ["http://127.0.0.1:9093"]}
+identity: {cluster: default, node_from: [Hostname, hostname, instance], node_rewrite: []}
+jobs: {source: labels, id_from: [hpc_job, exported_pod, pod], settle_s: 300}
+detection: {pages_per_week: 2, tickets_per_week: 20}
+limits: {open_moves: 1, fenced_nodes: 2, fenced_percent: 1, gpu_hours_lost_per_day: 500}
+state: {dir: "./state"}
+mode: act
+tick: {interval_s: 15}
+spares: {hosts: ["gpu-15"], gpus: []}
+hook: {kind: webhook, url: "http://127.0.0.1:9999/migrate", secret_file: "hook.secret"}
+http: {listen: "127.0.0.1:9477", external_url: "", token_file: "api.token"}
+"""
+    )
+    assert config.policy().spare_nodes == {"gpu-15"}
+    assert config.policy().mode is Mode.ACT
+    assert config.identity().job_id_from == ("hpc_job", "exported_pod", "pod")
+    assert config.state_dir() == Path("/etc/sentinel/state")
+    assert config.external_url() == "http://127.0.0.1:9477"
+
+
+def test_node_names_are_rewritten_by_the_rules_in_the_file() -> None:
+    text = URL + r"identity: {node_rewrite: [{match: '\.example$', replace: ''}]}"
+    assert parse(text).identity().node_rewrite == ((r"\.example$", ""),)
+
+
+def test_a_section_whose_keys_are_all_commented_out_is_its_defaults() -> None:
+    assert parse(URL + "limits:\n  #open_moves: 3\n") == parse(URL)
+
+
+def test_yaml_anchors_are_read_and_not_mistaken_for_doubles() -> None:
+    text = "alertmanager: {urls: &u ['http://a:1']}\nspares: {hosts: *u}\n" + URL
+    assert parse(text).spares.hosts == ("http://a:1",)
+
+
+# ---- secrets ------------------------------------------------------------------------
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def test_secrets_come_from_files_beside_the_configuration(tmp_path: Path) -> None:
+    write(tmp_path / "api.token", "0123456789abcdef0123\n")
+    write(tmp_path / "hook.secret", "whsec_c2VjcmV0c2VjcmV0c2VjcmV0\n")
+    text = URL + "http: {token_file: api.token}\nhook: {secret_file: hook.secret}\n"
+    config = parse(text, tmp_path)
+    assert config.token() == "0123456789abcdef0123"
+    assert config.hook_secret() == "whsec_c2VjcmV0c2VjcmV0c2VjcmV0"
+    config.check_files()
+
+
+def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SENTINEL_TOKEN", "from-the-environment")
+    monkeypatch.setenv("SENTINEL_PROMETHEUS_PASSWORD", "pw")
+    config = parse(
+        'prometheus: {url: "http://a:1", basic_auth: {username: u}}\nhttp: {token_file: gone}\n'
+    )
+    assert config.token() == "from-the-environment"
+    assert config.prometheus_auth() == ("u", "pw")
+
+
+def test_a_bearer_token_becomes_a_header(tmp_path: Path) -> None:
+    write(tmp_path / "t", "abc\n")
+    text = 'prometheus: {url: "http://a:1", token_file: t, headers: {X-Scope-OrgID: gpu}}'
+    headers = parse(text, tmp_path).prometheus_headers()
+    assert headers == {"X-Scope-OrgID": "gpu", "Authorization": "Bearer abc"}
+
+
+def test_every_wrong_secret_is_told_at_once_and_none_is_shown(tmp_path: Path) -> None:
+    write(tmp_path / "short", "hunter2")
+    write(tmp_path / "plain", "hunter2hunter2hunter2hunter2")
+    text = (
+        'prometheus: {url: "http://a:1", token_file: missing, ca_file: no.pem}\n'
+        "http: {token_file: short}\nhook: {secret_file: plain}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        parse(text, tmp_path).check_files()
+    told = str(caught.value)
+    for key in ("prometheus.token_file", "prometheus.ca_file", "http.token_file", "hook.secret"):
+        assert key in told
+    assert "hunter2" not in told
+    assert f"{tmp_path}/missing: cannot be read (No such file or directory)" in told
+
+
+def test_orders_must_be_signed_in_mode_act() -> None:
+    config = parse(URL + 'mode: act\nhook: {url: "http://a:1/migrate"}\n')
+    with pytest.raises(ConfigError, match=r"hook\.secret_file: is required in mode act"):
+        config.check_files()
+
+
+def test_a_file_that_is_not_there_is_told_with_a_way_on(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read .*config example"):
+        Config.load(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"mode: \xff\n")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        Config.load(tmp_path / "latin.yaml")
+
+
+# ---- documentation ------------------------------------------------------------------
+
+
+def test_the_example_means_exactly_the_defaults() -> None:
+    text = configfile.example(Config, "An example.")
+    assert parse(text) == parse(URL)
+
+
+def test_the_example_with_every_key_uncommented_means_the_defaults_too() -> None:
+    text = re.sub(r"^(\s*)#(?=\w)", r"\1", configfile.example(Config, "x"), flags=re.M)
+    data = yaml.safe_load(text)
+    assert data["prometheus"].pop("basic_auth")["username"] == "sentinel"
+    assert parse(yaml.safe_dump(data)) == parse(URL)
+    assert all(_has(data, key.path) for key in keys(Config) if not key.is_example)
+
+
+def _has(data: object, path: tuple[str, ...]) -> bool:
+    for name in path:
+        if not isinstance(data, dict) or name not in data:
+            return False
+        data = data[name]
+    return True
+
+
+def test_every_key_has_a_sentence_and_every_second_is_named_so() -> None:
+    for key in keys(Config):
+        assert key.text.endswith((".", "].")), key.path
+        if key.path[-1].endswith("_s"):
+            assert key.unit == "s", key.path
+        if isinstance(key.value, (int, float)) and not isinstance(key.value, bool):
+            assert key.unit, key.path
+
+
+@pytest.mark.parametrize(
+    ("path", "made"),
+    [
+        ("deploy/sentinel.example.yaml", configfile.example_file),
+        ("docs/configuration.md", configfile.reference_page),
+    ],
+)
+def test_the_files_made_from_the_models_have_not_drifted(path: str, made: object) -> None:
+    assert callable(made)
+    assert (ROOT / path).read_text() == made(Config), "run `make generated` and commit"
+
+
+def test_the_schema_knows_every_section_and_refuses_others() -> None:
+    schema = json.loads(json.dumps(Config.model_json_schema()))
+    assert set(schema["properties"]) == {key.path[0] for key in keys(Config)}
+    assert schema["additionalProperties"] is False
+    assert schema["required"] == ["prometheus"]
