@@ -2,27 +2,54 @@
 
 `advance` folds a judgement, the outcomes and the commands into the state that survives a
 restart and says what is to be done; it does nothing itself. Nothing leaves the process
-before the caller has committed the step it came from.
+before the caller has committed the step it came from. Its cost follows what is abnormal,
+not the size of the fleet.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from sentinel.core import breaker, commands, domain, guards, invariants, migration
+from sentinel.core.decide import decide, recheck
 from sentinel.core.domain import (
+    ActionKind,
     Command,
     Control,
     Frame,
+    Incident,
     Judgement,
+    Kind,
     Migration,
     MigrationPhase,
+    Operation,
     Outcome,
+    Severity,
     Step,
+    SubjectKind,
     Transition,
 )
-from sentinel.core.placement import ModelRanks
-from sentinel.core.policy import Policy
+from sentinel.core.guards import Facts
+from sentinel.core.incident import (
+    Change,
+    FleetFinding,
+    Sighting,
+    deviates,
+    fold_fleet,
+    opened,
+    recovers,
+)
+from sentinel.core.invariants import check_invariants
+from sentinel.core.ledger import Ledger
+from sentinel.core.migration import sent
+from sentinel.core.placement import Fleet, ModelRanks
+from sentinel.core.policy import Policy, Times
+
+__all__ = ["Inputs", "advance", "check_invariants", "housekeep", "resume", "sent"]
+
+_EMPTY_FOR_S = 300.0  # a fleet of which nothing was ever seen may still be starting
+_RESOLVED_KEPT_S = 3600.0
+_MIGRATION_KEPT_S = 25 * 3600.0  # limits look back a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +59,271 @@ class Inputs:
     frame: Frame
     outcomes: tuple[Outcome, ...] = ()
     commands: tuple[Command, ...] = ()
-    policy: Policy = Policy()
-    models: ModelRanks = ModelRanks()
+    policy: Policy = field(default_factory=Policy)
+    models: ModelRanks = field(default_factory=ModelRanks)
     epoch: int = 0
 
 
 def advance(control: Control, judgement: Judgement, inputs: Inputs, now_s: float) -> Step:
-    """The state after this tick, the decisions taken, and the calls that may now leave."""
-    after = dataclasses.replace(control, last_tick_s=now_s)
-    return Step(after, judgement, (), (), ())
+    """The state after this tick, the decisions taken, and the calls that may now leave.
+
+    Raises AssertionError where the state would break a rule that no input may break.
+    """
+    policy = inputs.policy
+    dt_s = _data_time_s(control.last_tick_s, now_s, policy.times.tick_s)
+    fleet = Fleet(inputs.frame, judgement)
+    ledger = Ledger(control, policy.cluster, now_s)
+    blind = inputs.frame.coverage.blind
+
+    commands.obey(ledger, inputs.commands)
+    _hear(ledger, inputs.outcomes)
+    quiet = not (
+        judgement.verdicts
+        or any(i.is_open for i in ledger.incidents.values())
+        or any(m.phase.is_open for m in ledger.migrations.values())
+    )
+    nodes = 0 if quiet else len(fleet.by_node)
+    hold = breaker.FleetHold()
+    if not blind and not quiet:
+        hold = breaker.fleet_hold(
+            inputs.frame, judgement.verdicts, ledger.view(), policy.limits, nodes, now_s
+        )
+        _fold_gpus(ledger, judgement, fleet, policy.times, dt_s, hold.reason is not None)
+    _fold_fleet(ledger, inputs.frame, hold, policy, dt_s)
+    _wait(ledger, fleet, policy.times, dt_s, blind)
+    _mark(ledger)
+    commands.finish_releases(ledger, policy.times, inputs.epoch)
+    facts = Facts(
+        now_s,
+        policy,
+        nodes,
+        inputs.epoch,
+        breaker.coverage_reason(inputs.frame, policy.limits),
+        hold.reason,
+    )
+    recheck(ledger, fleet, facts)
+    decide(ledger, fleet, inputs.models, facts)
+    _call(ledger, facts)
+
+    after = ledger.view()
+    broken = invariants.broken_structure(after)
+    assert not broken, "; ".join(broken)
+    return Step(
+        after,
+        judgement,
+        tuple(ledger.decisions),
+        tuple(ledger.transitions),
+        tuple(ledger.actions),
+    )
 
 
 def resume(control: Control, now_s: float) -> tuple[Control, tuple[Transition, ...]]:
     """The state to start from after a restart: what may have left is only asked about."""
-    return control, ()
-
-
-def sent(migration: Migration, now_s: float) -> Migration:
-    """The same migration as its call leaves; written down right before. ValueError if it
-    must not leave."""
-    return dataclasses.replace(
-        migration, phase=MigrationPhase.SENT, since_s=now_s, post_allowed=False
+    migrations = dict(control.migrations)
+    transitions = []
+    doubtful = (
+        MigrationPhase.PLANNED,
+        MigrationPhase.SENT,
+        MigrationPhase.RUNNING,
+        MigrationPhase.UNKNOWN,
     )
+    for m in control.migrations.values():
+        if m.phase not in doubtful:
+            continue
+        why = f"restarted while it was {m.phase}: ask before anything else"
+        migrations[m.operation_id] = migration.doubted(m, now_s, why)
+        transitions.append(
+            Transition(now_s, "migration", m.operation_id, m.phase, MigrationPhase.UNKNOWN, why)
+        )
+    return replace(control, migrations=migrations), tuple(transitions)
 
 
 def housekeep(control: Control, now_s: float) -> Control:
-    """Without what is over and no longer counts against any limit."""
-    return control
+    """Without what is over and counts against no limit any more. What an open incident has
+    tried is kept as long as the incident: forgetting it would let it be tried again."""
+    needed = {q.incident_id for q in control.quarantine.values()}
+    needed |= {m.incident_id for m in control.migrations.values() if m.phase.is_open}
+    fences = {q.operation_id for q in control.quarantine.values()}
+
+    def kept_incident(i: Incident) -> bool:
+        if i.is_open or i.id in needed:
+            return True
+        told = i.confirmed_at_s is not None
+        return told and now_s - (i.resolved_at_s or 0.0) <= _RESOLVED_KEPT_S
+
+    incidents = {i.id: i for i in control.incidents.values() if kept_incident(i)}
+
+    def kept_migration(m: Migration) -> bool:
+        if m.phase.is_open or m.operation_id in fences or m.incident_id in needed:
+            return True
+        incident = incidents.get(m.incident_id)
+        if incident is not None and incident.is_open:
+            return True
+        return now_s - max(m.planned_at_s, m.since_s) <= _MIGRATION_KEPT_S
+
+    migrations = {m.operation_id: m for m in control.migrations.values() if kept_migration(m)}
+    return replace(control, incidents=incidents, migrations=migrations)
 
 
-def check_invariants(control: Control, policy: Policy) -> tuple[str, ...]:
-    """Every rule that this state breaks, in words. Empty when all hold."""
-    return ()
+def _data_time_s(last_s: float, now_s: float, tick_s: float) -> float:
+    """How much time this tick's data stands for. A long gap proves nothing about what lay
+    in it, and a clock that steps back no time at all."""
+    gap_s = now_s - last_s
+    if last_s <= 0.0 or gap_s <= 0.0:
+        return 0.0
+    return tick_s if gap_s > 3.0 * tick_s else gap_s
+
+
+def _hear(ledger: Ledger, outcomes: tuple[Outcome, ...]) -> None:
+    for outcome in outcomes:
+        known = ledger.migrations.get(outcome.operation_id)
+        if known is None:
+            why = f"ignored {outcome.kind} ({outcome.source}): nothing of this id is known"
+            ledger.note("migration", outcome.operation_id, "", "", why)
+            continue
+        ledger.turn(migration.heard(known, outcome, ledger.now_s))
+
+
+def _fold_gpus(
+    ledger: Ledger,
+    judgement: Judgement,
+    fleet: Fleet,
+    times: Times,
+    dt_s: float,
+    folded: bool,
+) -> None:
+    now_s = ledger.now_s
+    open_on = {
+        i.gpu_uuid: i
+        for i in ledger.incidents.values()
+        if i.is_open and i.subject.kind is SubjectKind.GPU
+    }
+    for verdict in judgement.verdicts:
+        before = open_on.pop(verdict.gpu.uuid, None)
+        row = fleet.rows[verdict.gpu.uuid]
+        incident = before
+        if incident is None:
+            work = fleet.frame.workloads[row]
+            nodes = {*(fleet.nodes_running(work) if work else ()), verdict.gpu.node}
+            sighting = Sighting(verdict, work, tuple(sorted(nodes)))
+            incident = opened(sighting, ledger.cluster, now_s, ledger.incidents)
+        else:
+            incident = _with_work(incident, row, fleet)
+        dt = dt_s if before else 0.0
+        ledger.put(before, deviates(incident, verdict, now_s, dt, times, folded))
+    busy = {m.incident_id for m in ledger.migrations.values() if m.phase.is_open}
+    for uuid, before in open_on.items():
+        row = fleet.rows.get(uuid or "", -1)
+        if row < 0 or judgement.kinds[row] != domain.NORMAL:
+            continue  # unknown: nothing moves, no timer runs
+        change = recovers(
+            _with_work(before, row, fleet),
+            now_s,
+            dt_s,
+            times,
+            reset=row in judgement.resets,
+            busy=before.id in busy,
+        )
+        ledger.put(before, change)
+
+
+def _with_work(incident: Incident, row: int, fleet: Fleet) -> Incident:
+    """The last work that the GPU itself showed, and where the rest of it ran."""
+    work = fleet.frame.workloads[row]
+    if work is None or work == incident.workload or not fleet.present(row):
+        return incident
+    nodes = tuple(sorted({*fleet.nodes_running(work), incident.node}))
+    return replace(incident, workload=work, workload_nodes=nodes)
+
+
+def _fold_fleet(
+    ledger: Ledger, frame: Frame, hold: breaker.FleetHold, policy: Policy, dt_s: float
+) -> None:
+    now_s, times = ledger.now_s, policy.times
+    running = {
+        i.kind is Kind.UNKNOWN: i
+        for i in ledger.incidents.values()
+        if i.is_open and i.subject.kind is SubjectKind.FLEET
+    }
+    blind = running.get(True)
+    change = fold_fleet(
+        blind, _blindness(frame, policy), policy.cluster, now_s, dt_s, 0.5 * times.tick_s
+    )
+    if change is not None:
+        ledger.put(blind, change)
+    if frame.coverage.blind:
+        return
+    event, finding = running.get(False), None
+    if hold.reason is not None:
+        kind = Kind.FAULT if hold.hard else Kind.DEVIANT
+        wait_s = times.fault_for_s if hold.hard else times.deviant_for_s
+        finding = FleetFinding(
+            kind, Severity.CRITICAL, "fleet-wide deviation", hold.reason.text, wait_s
+        )
+    change = fold_fleet(event, finding, policy.cluster, now_s, dt_s, times.clear_for_s)
+    if change is None:
+        return
+    after = ledger.put(event, change)
+    confirmed = after.phase is domain.IncidentPhase.CONFIRMED
+    if confirmed and (event is None or event.phase is not after.phase):
+        ledger.latch(change.why)
+
+
+def _blindness(frame: Frame, policy: Policy) -> FleetFinding | None:
+    """Blind or nearly so, on two ticks in a row."""
+    coverage = frame.coverage
+    percent = breaker.coverage_percent(frame)
+    if not coverage.blind and percent >= policy.limits.coverage_percent:
+        return None
+    reason = breaker.coverage_reason(frame, policy.limits)
+    text = reason.text if reason else ""
+    never = coverage.gpus_expected == 0 and not coverage.blind
+    severity = Severity.CRITICAL if coverage.blind or never else Severity.WARNING
+    wait_s = _EMPTY_FOR_S if never else 0.5 * policy.times.tick_s
+    return FleetFinding(Kind.UNKNOWN, severity, "telemetry missing", text, wait_s)
+
+
+def _wait(ledger: Ledger, fleet: Fleet, times: Times, dt_s: float, blind: bool) -> None:
+    for m in list(ledger.migrations.values()):
+        if not m.phase.is_open:
+            continue
+        if m.phase is not MigrationPhase.VERIFYING:
+            ledger.turn(migration.waited(m, ledger.now_s, times))
+        elif not blind:
+            change = migration.verify(m, fleet, ledger.view(), ledger.now_s, dt_s, times)
+            ledger.turn(change)
+
+
+def _mark(ledger: Ledger) -> None:
+    """Writes on every open GPU incident what has been done about it."""
+    moves = [
+        m
+        for m in ledger.migrations.values()
+        if m.operation is Operation.MOVE and m.phase is MigrationPhase.DONE
+    ]
+    for i in list(ledger.incidents.values()):
+        if not i.is_open or i.subject.kind is not SubjectKind.GPU:
+            continue
+        held = ledger.quarantine.get(i.node)
+        fenced = held is not None and held.fenced
+        moved = i.moved or any(_moved_by(m, i) for m in moves)
+        if (fenced, moved) != (i.fenced, i.moved):
+            ledger.put(i, Change(replace(i, fenced=fenced, moved=moved)))
+
+
+def _moved_by(m: Migration, incident: Incident) -> bool:
+    """Whether this move carried the incident's work: its own, or one that it joined."""
+    joined = incident.node in m.exclude_nodes and m.workload == incident.workload
+    return m.incident_id == incident.id or (joined and m.since_s >= incident.opened_at_s)
+
+
+def _call(ledger: Ledger, facts: Facts) -> None:
+    """What may leave now: plans that every guard agrees to, and questions that are due."""
+    stopped = guards.why_not_unfence(ledger.view(), facts)
+    for m in list(ledger.migrations.values()):
+        if migration.may_leave(m):
+            if m.operation is not Operation.UNFENCE or stopped is None:
+                ledger.ask(ActionKind.POST, m.operation_id)
+        elif migration.question_due(m, facts.now_s, facts.policy.times):
+            ledger.migrations[m.operation_id] = replace(m, polled_at_s=facts.now_s)
+            ledger.ask(ActionKind.QUERY, m.operation_id)

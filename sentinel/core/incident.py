@@ -1,0 +1,398 @@
+"""The life of an incident: suspected, confirmed, clearing, resolved.
+
+Decides when a deviation has stood long enough to be told, and when it is over; never what
+is done about it. Timers grow only by the time of ticks that have data. What an incident
+claims is earned by time: a stronger verdict takes it over only once it has stood as long as
+its kind must, so that one noisy tick neither pages nor acts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sentinel.core.domain import (
+    Evidence,
+    Incident,
+    IncidentPhase,
+    Kind,
+    PastAlert,
+    Severity,
+    Subject,
+    SubjectKind,
+    Verdict,
+    Workload,
+)
+from sentinel.core.policy import Times
+
+RESEND_S: Final = 900.0  # how long a resolved alert is told again
+_EVIDENCE_MAX: Final = 12
+_SEVERITY_RANK: Final = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
+# a fault names its cause, so it outranks a GPU that is merely gone
+_KIND_RANK: Final = {Kind.DEVIANT: 1, Kind.LOST: 2, Kind.FAULT: 3}
+_GPU_ALERTS: Final = {
+    Kind.FAULT: "SentinelGpuFault",
+    Kind.LOST: "SentinelGpuLost",
+    Kind.DEVIANT: "SentinelGpuDegraded",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An incident after one tick, and why its phase changed if it did."""
+
+    incident: Incident
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A verdict with what else the tick knows of its GPU."""
+
+    verdict: Verdict
+    workload: Workload | None = None
+    workload_nodes: tuple[str, ...] = ()
+
+
+def alertname(incident: Incident) -> str:
+    """The name that this incident's alert goes by."""
+    if incident.subject.kind is SubjectKind.FLEET:
+        return "SentinelBlind" if incident.kind is Kind.UNKNOWN else "SentinelFleetEvent"
+    if incident.subject.kind is SubjectKind.NODE:
+        return "SentinelMoveStuck" if incident.kind is Kind.UNKNOWN else "SentinelNodeFault"
+    if incident.subject.kind is SubjectKind.JOB:
+        return "SentinelJobSuspect"
+    return _GPU_ALERTS.get(incident.kind, "SentinelGpuDegraded")
+
+
+def incident_id(cluster: str, subject: Subject, topic: str, opened_at_s: float) -> str:
+    """Deterministic: the same opening always has the same name."""
+    text = f"{cluster}|{subject.kind}:{subject.id}:{topic}|{opened_at_s!r}"
+    return "inc-" + hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def severity_rank(severity: Severity) -> int:
+    return _SEVERITY_RANK[severity]
+
+
+def stands(incident: Incident) -> bool:
+    """Whether its evidence holds right now: confirmed, or hard evidence that has not been
+    cleared by a reset, long health or a person, though the GPU looks well at the moment."""
+    if incident.phase is IncidentPhase.CLEARING:
+        return incident.latched
+    return incident.phase is IncidentPhase.CONFIRMED
+
+
+def confirm_for_s(kind: Kind, times: Times) -> float:
+    return {Kind.FAULT: times.fault_for_s, Kind.LOST: times.lost_for_s}.get(
+        kind, times.deviant_for_s
+    )
+
+
+def _long_enough(stood_s: float, kind: Kind, times: Times) -> bool:
+    # ticks come a few milliseconds early or late; that must not cost a whole tick
+    return stood_s + 0.1 * times.tick_s >= confirm_for_s(kind, times)
+
+
+def opened(
+    sighting: Sighting, cluster: str, now_s: float, known: Mapping[str, Incident] | None = None
+) -> Incident:
+    """A suspicion, before any time has passed. Soft evidence opens as a ticket at most: a
+    page has to stand as long as any deviation before it counts."""
+    verdict = sighting.verdict
+    subject = Subject(SubjectKind.GPU, verdict.gpu.uuid)
+    name, topic = incident_id(cluster, subject, "", now_s), 1
+    while known and name in known:  # the clock has stepped back to the very same moment
+        name, topic = incident_id(cluster, subject, str(topic), now_s), topic + 1
+    soft = verdict.kind is Kind.DEVIANT
+    severity = verdict.severity
+    if soft and severity is Severity.CRITICAL:
+        severity = Severity.WARNING
+    return Incident(
+        id=name,
+        subject=subject,
+        phase=IncidentPhase.SUSPECTED,
+        opened_at_s=now_s,
+        since_s=now_s,
+        held_s=0.0,
+        last_tick_s=now_s,
+        kind=verdict.kind,
+        severity=severity,
+        worst=severity,
+        pattern=verdict.pattern,
+        score=verdict.score,
+        evidence=verdict.evidence[:_EVIDENCE_MAX],
+        gpu_uuid=verdict.gpu.uuid,
+        gpu_index=verdict.gpu.index,
+        node=verdict.gpu.node,
+        model=verdict.gpu.model,
+        workload=sighting.workload,
+        workload_nodes=sighting.workload_nodes,
+        latched=verdict.latch,
+        may_fence=verdict.may_fence and not soft,
+        may_move=verdict.may_move and not soft,
+        bundle_id=verdict.bundle_id,
+    )
+
+
+def deviates(
+    incident: Incident,
+    verdict: Verdict,
+    now_s: float,
+    dt_s: float,
+    times: Times,
+    folded: bool = False,
+) -> Change:
+    """One more tick that is not normal. `folded`: the whole fleet deviates and one fleet
+    incident speaks for all, so soft suspicions wait."""
+    incident = _learns(incident, verdict, dt_s, times)
+    incident = replace(incident, last_tick_s=now_s)
+    held_s = incident.held_s + dt_s
+    if incident.phase is IncidentPhase.CONFIRMED:
+        return Change(replace(incident, held_s=held_s))
+    if incident.phase is IncidentPhase.CLEARING:
+        back = _enters(replace(incident, held_s=0.0), IncidentPhase.CONFIRMED, now_s)
+        return Change(back, f"{verdict.kind} again")
+    return _suspected(replace(incident, held_s=held_s), now_s, times, folded)
+
+
+def recovers(
+    incident: Incident, now_s: float, dt_s: float, times: Times, *, reset: bool, busy: bool
+) -> Change:
+    """One tick that is normal. `reset`: the GPU was reset or its host rebooted; `busy`: a
+    migration of this incident is under way, so it stays open."""
+    incident = replace(incident, last_tick_s=now_s, stronger_s=max(0.0, incident.stronger_s - dt_s))
+    if reset and incident.latched:
+        incident = replace(incident, latched=False)
+    if incident.phase is IncidentPhase.SUSPECTED:
+        return _doubts(incident, now_s, dt_s, times)
+    if incident.phase is IncidentPhase.CONFIRMED:
+        why = "normal after a reset" if reset else "normal again"
+        return Change(_enters(replace(incident, held_s=0.0), IncidentPhase.CLEARING, now_s), why)
+    incident = replace(incident, held_s=incident.held_s + dt_s)
+    wait_s = times.clear_latched_for_s if incident.latched else times.clear_for_s
+    if incident.held_s < wait_s or busy:
+        return Change(incident)
+    return Change(closed(incident, now_s), f"normal for {incident.held_s:.0f} s")
+
+
+def closed(incident: Incident, now_s: float) -> Incident:
+    return replace(_enters(incident, IncidentPhase.RESOLVED, now_s), resolved_at_s=now_s)
+
+
+def _doubts(incident: Incident, now_s: float, dt_s: float, times: Times) -> Change:
+    """A normal tick within a suspicion. Hard evidence is an event and stands without being
+    repeated; soft evidence fades as slowly as it grew; a GPU that came back was never lost."""
+    if incident.latched and incident.kind is Kind.FAULT:
+        return _suspected(replace(incident, held_s=incident.held_s + dt_s), now_s, times, False)
+    left_s = incident.held_s - dt_s if incident.kind is Kind.DEVIANT else 0.0
+    if left_s > 0.0:
+        return Change(replace(incident, held_s=left_s))
+    return Change(closed(replace(incident, held_s=0.0), now_s), "normal again before confirmed")
+
+
+def _suspected(incident: Incident, now_s: float, times: Times, folded: bool) -> Change:
+    waits = folded and incident.kind is Kind.DEVIANT
+    if waits or not _long_enough(incident.held_s, incident.kind, times):
+        return Change(incident)
+    incident = replace(incident, confirmed_at_s=now_s)
+    why = f"{incident.kind} for {incident.held_s:.0f} s: {incident.pattern}"
+    return Change(_enters(incident, IncidentPhase.CONFIRMED, now_s), why)
+
+
+def _learns(incident: Incident, verdict: Verdict, dt_s: float, times: Times) -> Incident:
+    """What a verdict adds: the same claim is refreshed, a stronger one takes over once it
+    has stood long enough, a weaker one may still bring hard evidence."""
+    hard = tuple(e for e in verdict.evidence if e.kind != "density")
+    ours = (_SEVERITY_RANK[incident.worst], _KIND_RANK.get(incident.kind, 0))
+    theirs = (_SEVERITY_RANK[verdict.severity], _KIND_RANK.get(verdict.kind, 0))
+    if theirs > ours:
+        # the opening tick is the first that stands: time counts from there
+        stood_s = incident.stronger_s + dt_s
+        if not _long_enough(stood_s, verdict.kind, times):
+            return replace(incident, stronger_s=stood_s, evidence=_joined(incident.evidence, hard))
+        return _taken_over(incident, verdict)
+    fade_s = max(0.0, incident.stronger_s - dt_s)
+    if theirs < ours:
+        return replace(incident, stronger_s=fade_s, evidence=_joined(incident.evidence, hard))
+    fresh = verdict.kind is Kind.DEVIANT and verdict.score >= 0.9 * incident.score
+    return replace(
+        incident,
+        stronger_s=fade_s,
+        score=max(incident.score, verdict.score),
+        pattern=verdict.pattern if fresh else incident.pattern,
+        evidence=_headed(incident.evidence, verdict.evidence)
+        if fresh
+        else _joined(incident.evidence, hard),
+        may_fence=incident.may_fence or verdict.may_fence,
+        may_move=incident.may_move or verdict.may_move,
+        latched=incident.latched or verdict.latch,
+    )
+
+
+def _taken_over(incident: Incident, verdict: Verdict) -> Incident:
+    return replace(
+        incident,
+        kind=verdict.kind,
+        worst=verdict.severity,
+        pattern=verdict.pattern,
+        score=max(incident.score, verdict.score),
+        evidence=_headed(incident.evidence, verdict.evidence),
+        may_fence=verdict.may_fence,
+        may_move=verdict.may_move,
+        latched=incident.latched or verdict.latch,
+        stronger_s=0.0,
+        bundle_id=verdict.bundle_id or incident.bundle_id,
+    )
+
+
+def _source(evidence: Evidence) -> tuple[str, str, float | None]:
+    """What one entry stands for: a source of hard evidence, and for an Xid also its code."""
+    code = evidence.value if evidence.kind == "xid" else None
+    return evidence.kind, evidence.metric, code
+
+
+def _headed(old: tuple[Evidence, ...], new: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """The new evidence first. The density's reasons are of one moment: they go together."""
+    known = {_source(e) for e in new}
+    kept = tuple(e for e in old if e.kind != "density" and _source(e) not in known)
+    return (new + kept)[:_EVIDENCE_MAX]
+
+
+def _joined(old: tuple[Evidence, ...], new: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """The old evidence first, brought up to date: what came first is nearest the cause."""
+    latest = {_source(e): e for e in new}
+    kept = tuple(latest.pop(_source(e), e) for e in old)
+    return (kept + tuple(latest.values()))[:_EVIDENCE_MAX]
+
+
+def _alert_severity(worst: Severity, incident: Incident) -> Severity:
+    """Once its work has left a fenced node nothing is at risk, and a page becomes a ticket."""
+    calm = incident.moved and incident.fenced
+    return Severity.WARNING if calm and worst is Severity.CRITICAL else worst
+
+
+def _enters(incident: Incident, phase: IncidentPhase, now_s: float) -> Incident:
+    return replace(incident, phase=phase, since_s=now_s)
+
+
+def _shown(before: Incident, after: Incident, now_s: float) -> Incident:
+    """With its alert's identity kept track of: labels that change end one alert and begin
+    another, and the ended one has to be told as resolved or it would hang."""
+    after = replace(after, severity=_alert_severity(after.worst, after))
+    if not after.fires:
+        return after
+    if not before.fires or before.alert_since_s is None:
+        return replace(after, alert_since_s=now_s)
+    name, severity = alertname(before), before.severity
+    if (name, severity) == (alertname(after), after.severity):
+        return after
+    ended = PastAlert(name, severity, before.alert_since_s, now_s)
+    recent = tuple(p for p in before.past_alerts if now_s - p.ended_at_s <= RESEND_S)
+    return replace(after, alert_since_s=now_s, past_alerts=(*recent, ended))
+
+
+def settle(before: Incident | None, after: Incident, now_s: float) -> Incident:
+    """The last touch of every change: severity and alert identity as they are now told."""
+    return _shown(before or replace(after, phase=IncidentPhase.SUSPECTED), after, now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFinding:
+    """Something that concerns the fleet as a whole, as long as it stands."""
+
+    kind: Kind
+    severity: Severity
+    pattern: str
+    text: str
+    confirm_for_s: float
+
+
+def fold_fleet(
+    incident: Incident | None,
+    finding: FleetFinding | None,
+    cluster: str,
+    now_s: float,
+    dt_s: float,
+    clear_for_s: float,
+) -> Change | None:
+    """One fleet incident, from first sign to all clear. None when there is nothing."""
+    if incident is None:
+        if finding is None:
+            return None
+        incident = _fleet_opened(finding, cluster, now_s)
+        dt_s = 0.0
+    incident = replace(incident, last_tick_s=now_s, held_s=incident.held_s + dt_s)
+    if finding is None:
+        return _fleet_clears(incident, now_s, dt_s, clear_for_s)
+    worst = max(incident.worst, finding.severity, key=severity_rank)
+    evidence = (Evidence("fleet", "", finding.text, at_s=now_s),)
+    incident = replace(incident, worst=worst, evidence=evidence)
+    if incident.phase is IncidentPhase.CONFIRMED:
+        return Change(incident)
+    suspected = incident.phase is IncidentPhase.SUSPECTED
+    if suspected and incident.held_s < finding.confirm_for_s:
+        return Change(incident)
+    if suspected:
+        incident = replace(incident, confirmed_at_s=now_s)
+    incident = replace(incident, held_s=0.0)
+    return Change(_enters(incident, IncidentPhase.CONFIRMED, now_s), finding.text)
+
+
+def _fleet_opened(finding: FleetFinding, cluster: str, now_s: float) -> Incident:
+    subject = Subject(SubjectKind.FLEET, cluster)
+    return Incident(
+        id=incident_id(cluster, subject, finding.kind, now_s),
+        subject=subject,
+        phase=IncidentPhase.SUSPECTED,
+        opened_at_s=now_s,
+        since_s=now_s,
+        held_s=0.0,
+        last_tick_s=now_s,
+        kind=finding.kind,
+        severity=finding.severity,
+        worst=finding.severity,
+        pattern=finding.pattern,
+        score=0.0,
+        evidence=(),
+    )
+
+
+def _fleet_clears(incident: Incident, now_s: float, dt_s: float, clear_for_s: float) -> Change:
+    if incident.phase is IncidentPhase.SUSPECTED:
+        left_s = incident.held_s - 2.0 * dt_s  # this tick's time was added above
+        if left_s > 0.0:
+            return Change(replace(incident, held_s=left_s))
+        return Change(closed(replace(incident, held_s=0.0), now_s), "over before confirmed")
+    if incident.phase is IncidentPhase.CONFIRMED:
+        over = _enters(replace(incident, held_s=0.0), IncidentPhase.CLEARING, now_s)
+        return Change(over, "no longer seen")
+    if incident.held_s < clear_for_s:
+        return Change(incident)
+    return Change(closed(incident, now_s), f"not seen for {incident.held_s:.0f} s")
+
+
+def stuck_incident(
+    cluster: str, node: str, pattern: str, text: str, operation_id: str, now_s: float
+) -> Incident:
+    """A migration that needs a person: confirmed at once, closed by release alone."""
+    subject = Subject(SubjectKind.NODE, node)
+    return Incident(
+        id=incident_id(cluster, subject, operation_id, now_s),
+        subject=subject,
+        phase=IncidentPhase.CONFIRMED,
+        opened_at_s=now_s,
+        since_s=now_s,
+        held_s=0.0,
+        last_tick_s=now_s,
+        kind=Kind.UNKNOWN,
+        severity=Severity.CRITICAL,
+        worst=Severity.CRITICAL,
+        pattern=pattern,
+        score=0.0,
+        evidence=(Evidence("migration", operation_id, text, at_s=now_s),),
+        node=node,
+        confirmed_at_s=now_s,
+    )
