@@ -42,6 +42,7 @@ class GpuModel:
     tflops: float  # dense BF16 on tensor cores, FP16 where the model has no BF16
     bandwidth_gb_per_s: float
     power_w: float
+    host: str = "x86_64"  # work built for one kind of host does not start on another
     source: str = ""
 
 
@@ -64,7 +65,8 @@ class ModelRanks:
         if have is None or want is None:
             return False
         return (
-            have.memory_gib >= want.memory_gib
+            have.host == want.host
+            and have.memory_gib >= want.memory_gib
             and have.tflops >= want.tflops
             and have.bandwidth_gb_per_s >= want.bandwidth_gb_per_s
         )
