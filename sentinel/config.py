@@ -46,6 +46,7 @@ from sentinel.errors import ConfigError
 
 if TYPE_CHECKING:
     from sentinel.core.frame import Identity
+    from sentinel.edges.hooks.webhook import WebhookHook
 
 _MIN_TOKEN: Final = 16
 
@@ -208,6 +209,21 @@ class Config(Section):
 
     def alertmanager_targets(self) -> tuple[str, ...]:
         return self.alertmanager.urls
+
+    def make_hook(self) -> WebhookHook:
+        """The scheduler's hook. Raises ConfigError when hook.url or its secret is missing."""
+        from sentinel.edges.hooks.webhook import WebhookHook
+
+        hook = self.hook
+        if not hook.url:
+            raise ConfigError(f"{self._path or 'configuration'}: hook.url: is required")
+        return WebhookHook(
+            hook.url,
+            self.hook_secret(),
+            external_url=self.external_url(),
+            timeout_s=hook.timeout_s,
+            checkpoint=(hook.checkpoint_mode, hook.checkpoint_grace_s),
+        )
 
     # ---- secrets ---------------------------------------------------------------------
 

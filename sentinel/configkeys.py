@@ -330,6 +330,12 @@ class HookSection(Section):
     verify_for_s: float = key(
         60.0, "How long the work must be seen healthy on its new place.", "s", ge=0
     )
+    checkpoint_mode: Literal["none", "signal", "wait_next"] = key(
+        "none", "What the scheduler is asked to do about a checkpoint before it moves work."
+    )
+    checkpoint_grace_s: float = key(
+        0.0, "How long the work may take to write that checkpoint.", "s", ge=0
+    )
     poll_s: AutoSeconds = key(
         None, "Time between two questions for an order's state. auto: 1 tick.", "s"
     )

@@ -1,0 +1,115 @@
+"""The changing half of the API: commands of people, each with its actor, behind the token."""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from sentinel.core.domain import CommandKind
+from sentinel.web import views
+
+if TYPE_CHECKING:
+    from sentinel.web.app import Face
+
+_NO_TOKEN = (
+    "this daemon has no token, so nothing can be changed over HTTP: put one in a file, name it "  # noqa: S105
+    "in http.token_file (or set SENTINEL_TOKEN) and restart"
+)
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"description": "The bearer token is missing or wrong."},
+    403: {"description": "No token is configured."},
+    404: {"description": "There is no such thing to act on."},
+    409: {"description": "It is over already."},
+}
+
+
+class Order(BaseModel):
+    """Who asks, and why; both are written into the journal."""
+
+    model_config = ConfigDict(extra="forbid")
+    actor: str = Field(default="api", max_length=200)
+    reason: str = Field(default="", max_length=1000)
+
+
+class Release(Order):
+    target: str = Field(min_length=1, max_length=200, description="Incident, node or GPU UUID.")
+
+
+def command_routes(face: Face, token: str | None) -> APIRouter:
+    def authorised(request: Request) -> None:
+        if token is None:
+            raise HTTPException(403, _NO_TOKEN)
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        known = hmac.compare_digest(given.strip().encode(), token.encode())
+        if scheme.lower() != "bearer" or not known:
+            raise HTTPException(
+                401, "the bearer token is missing or wrong", {"WWW-Authenticate": "Bearer"}
+            )
+
+    router = APIRouter(tags=["change"], dependencies=[Depends(authorised)], responses=_REFUSALS)
+    accepted: dict[str, Any] = {"status_code": 202}
+
+    def enqueue(kind: CommandKind, order: Order, target: str = "") -> views.CommandAnswer:
+        command = face.command(kind, target, order.actor or "api", order.reason)
+        return views.CommandAnswer(command=views.command(command))
+
+    @router.post("/api/v1/migrations/{operation_id}/cancel", **accepted)
+    def cancel(operation_id: str, order: Order | None = None) -> views.CommandAnswer:
+        """Cancels a fence or move that has not been sent."""
+        migration = face.journal.migration(operation_id)
+        if migration is None:
+            raise HTTPException(404, f"no operation {operation_id}")
+        if not migration.phase.is_open:
+            raise HTTPException(409, f"{operation_id} is {migration.phase.value} already")
+        return enqueue(CommandKind.CANCEL, order or Order(), operation_id)
+
+    @router.post("/api/v1/incidents/{incident_id}/release", **accepted)
+    def release_incident(incident_id: str, order: Order | None = None) -> views.CommandAnswer:
+        """Ends an incident by a person's word, and gives its node back."""
+        return release(Release(**(order or Order()).model_dump(), target=incident_id))
+
+    @router.post("/api/v1/release", **accepted)
+    def release(order: Release) -> views.CommandAnswer:
+        """Releases what an incident, a node or a GPU UUID names."""
+        if not _can_release(face, order.target):
+            raise HTTPException(
+                404, f"{order.target} is no open incident, and no node or GPU that one holds"
+            )
+        return enqueue(CommandKind.RELEASE, order, order.target)
+
+    @router.post("/api/v1/pause", **accepted)
+    def pause(order: Order | None = None) -> views.CommandAnswer:
+        """Stops all new action; watching and alerting go on."""
+        return enqueue(CommandKind.PAUSE, order or Order())
+
+    @router.post("/api/v1/resume", **accepted)
+    def resume(order: Order | None = None) -> views.CommandAnswer:
+        """Ends a pause."""
+        return enqueue(CommandKind.RESUME, order or Order())
+
+    @router.post("/api/v1/breaker/reset", **accepted)
+    def reset_breaker(order: Order | None = None) -> views.CommandAnswer:
+        """Lets action go on after the breaker latched."""
+        return enqueue(CommandKind.RESET_BREAKER, order or Order())
+
+    @router.post("/-/reload")
+    def reload() -> dict[str, bool]:
+        """Takes up a changed configuration; what is wrong with it is told and changes nothing."""
+        face.reload()
+        return {"reloaded": True}
+
+    return router
+
+
+def _can_release(face: Face, target: str) -> bool:
+    found = face.journal.incident(target)
+    if found is not None and found.is_open:
+        return True
+    if any(target in (i.node, i.gpu_uuid) for i in face.journal.incidents(100_000, open_only=True)):
+        return True
+    snapshot = face.snapshot()
+    held = snapshot.control.quarantine if snapshot else {}
+    return target in held or any(q.incident_id == target for q in held.values())

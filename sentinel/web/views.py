@@ -1,0 +1,486 @@
+"""What the API answers: stable shapes, apart from the program's own types.
+
+A field may be added; none changes its meaning or goes within a schema number. Times are
+RFC 3339 in UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from sentinel.core.domain import (
+    KINDS,
+    NORMAL,
+    Backup,
+    Command,
+    Decision,
+    Evidence,
+    Frame,
+    Incident,
+    Migration,
+    Presence,
+    Quarantine,
+    Severity,
+    Verdict,
+    Workload,
+)
+from sentinel.core.incident import alertname
+from sentinel.web.snapshot import Snapshot
+
+SCHEMA: Final = 1
+Schema = Literal[1]
+
+
+def rfc3339(at_s: float | None) -> str | None:
+    """None for never."""
+    if at_s is None or not np.isfinite(at_s) or at_s <= 0:
+        return None
+    text = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+class Versioned(BaseModel):
+    """A whole answer, as opposed to a part of one."""
+
+    schema_: Schema = Field(default=SCHEMA, serialization_alias="schema")
+
+
+class WorkloadView(BaseModel):
+    kind: str
+    id: str
+    tenant: str
+
+
+class EvidenceView(BaseModel):
+    kind: str
+    metric: str
+    text: str
+    value: float | None
+    expected: float | None
+    unit: str
+    contribution: float
+
+
+class TickView(BaseModel):
+    interval_s: float
+    count: int
+    failures: int
+    duration_s: float
+    last_finished_at: str | None
+    error: str
+
+
+class CoverageView(BaseModel):
+    gpus_expected: int
+    gpus_reporting: int
+    blind: bool
+    partial: bool
+    reason: str
+
+
+class SwitchView(BaseModel):
+    """The breaker (on = latched) or the pause (on = paused)."""
+
+    on: bool
+    reason: str
+    since: str | None
+
+
+class QuarantineView(BaseModel):
+    node: str
+    incident_id: str
+    since: str | None
+    fenced: bool
+    released_by: str
+
+
+class BundleView(BaseModel):
+    id: str
+    learnt_to: str | None
+
+
+class AlertmanagerView(BaseModel):
+    url: str
+    up: bool
+    text: str
+
+
+class StatusView(Versioned):
+    version: str
+    at: str | None
+    mode: str
+    cluster: str
+    ready: bool
+    reasons: list[str]
+    tick: TickView
+    coverage: CoverageView
+    gpus: dict[str, int]
+    incidents: dict[str, int]
+    migrations: dict[str, int]
+    breaker: SwitchView
+    pause: SwitchView
+    quarantine: list[QuarantineView]
+    bundle: BundleView | None
+    alertmanagers: list[AlertmanagerView]
+    samples_rejected: dict[str, int]
+
+
+class GpuView(BaseModel):
+    uuid: str
+    node: str
+    index: int | None
+    model: str
+    kind: str
+    presence: str
+    score: float | None
+    severity: str | None
+    pattern: str | None
+    last_seen_at: str | None
+    workload: WorkloadView | None
+
+
+class MetricView(BaseModel):
+    name: str
+    value: float
+    age_s: float
+
+
+class GpuDetailView(GpuView):
+    metrics: list[MetricView]
+    evidence: list[EvidenceView]
+
+
+class SubjectView(BaseModel):
+    kind: str
+    id: str
+
+
+class IncidentView(BaseModel):
+    id: str
+    subject: SubjectView
+    gpu_uuid: str | None
+    node: str
+    model: str
+    phase: str
+    kind: str
+    severity: str
+    pattern: str
+    score: float
+    alertname: str | None
+    opened_at: str | None
+    confirmed_at: str | None
+    resolved_at: str | None
+    held_s: float
+    workload: WorkloadView | None
+    moved: bool
+    fenced: bool
+    latched: bool
+    hold_reason: str
+    released_by: str
+    bundle_id: str
+    evidence: list[EvidenceView]
+
+
+class PlaceView(BaseModel):
+    node: str
+    gpu_uuids: list[str]
+
+
+class MigrationView(BaseModel):
+    operation_id: str
+    incident_id: str
+    operation: str
+    phase: str
+    node: str
+    gpu_uuids: list[str]
+    workload: WorkloadView | None
+    attempt: int
+    planned_at: str | None
+    since: str | None
+    deadline_at: str | None
+    backups: list[PlaceView]
+    placement: list[PlaceView]
+    reason: str
+    cancelled_by: str
+
+
+class DecisionView(BaseModel):
+    at: str | None
+    incident_id: str
+    wanted: str
+    choice: str
+    allowed: bool
+    blocked_by: str
+    reason: str
+
+
+class CommandView(BaseModel):
+    id: int
+    kind: str
+    target: str
+    actor: str
+    reason: str
+    at: str | None
+
+
+class GpusAnswer(Versioned):
+    """`total` counts what matched, `gpus` holds the first of them."""
+
+    at: str | None
+    total: int
+    gpus: list[GpuView]
+
+
+class GpuAnswer(Versioned):
+    at: str | None
+    gpu: GpuDetailView
+
+
+class IncidentsAnswer(Versioned):
+    total: int
+    incidents: list[IncidentView]
+
+
+class IncidentAnswer(Versioned):
+    """One incident, with what was decided and done about it, newest first."""
+
+    incident: IncidentView
+    decisions: list[DecisionView]
+    migrations: list[MigrationView]
+
+
+class MigrationsAnswer(Versioned):
+    total: int
+    migrations: list[MigrationView]
+
+
+class MigrationAnswer(Versioned):
+    migration: MigrationView
+
+
+class DecisionsAnswer(Versioned):
+    decisions: list[DecisionView]
+
+
+class CommandAnswer(Versioned):
+    """A command that is on disk; the next tick carries it out, or says why not."""
+
+    command: CommandView
+
+
+# ---- from the program's types -------------------------------------------------------
+
+
+def status(snapshot: Snapshot, now_s: float) -> StatusView:
+    control, tick, coverage = snapshot.control, snapshot.tick, snapshot.frame.coverage
+    reasons = list(snapshot.reasons(now_s))
+    codes = np.bincount(snapshot.judgement.kinds, minlength=len(KINDS))
+    open_now = [i for i in control.incidents.values() if i.is_open]
+    migrations = [m.phase.value for m in control.migrations.values()]
+    bundle = BundleView(id=snapshot.bundle_id, learnt_to=rfc3339(snapshot.bundle_learnt_to_s))
+    return StatusView(
+        version=snapshot.version,
+        at=rfc3339(snapshot.at_s),
+        mode=snapshot.mode.value,
+        cluster=snapshot.cluster,
+        ready=not reasons,
+        reasons=reasons,
+        tick=TickView(
+            interval_s=tick.interval_s,
+            count=tick.count,
+            failures=tick.failures,
+            duration_s=tick.duration_s,
+            last_finished_at=rfc3339(tick.last_finished_s),
+            error=tick.error,
+        ),
+        coverage=CoverageView(
+            gpus_expected=coverage.gpus_expected,
+            gpus_reporting=coverage.gpus_reporting,
+            blind=coverage.blind,
+            partial=coverage.partial,
+            reason=coverage.reason,
+        ),
+        gpus={kind.value: int(codes[code]) for code, kind in enumerate(KINDS)},
+        incidents={s.value: sum(i.severity is s for i in open_now) for s in Severity},
+        migrations={phase: migrations.count(phase) for phase in sorted(set(migrations))},
+        breaker=SwitchView(
+            on=control.breaker.latched,
+            reason=control.breaker.reason,
+            since=rfc3339(control.breaker.at_s),
+        ),
+        pause=SwitchView(
+            on=control.pause.paused,
+            reason=control.pause.reason,
+            since=rfc3339(control.pause.at_s),
+        ),
+        quarantine=[_quarantine(q) for _, q in sorted(control.quarantine.items())],
+        bundle=bundle if snapshot.bundle_id else None,
+        alertmanagers=[
+            AlertmanagerView(url=url, up=ok, text=text)
+            for url, (ok, text) in snapshot.alertmanagers.items()
+        ],
+        samples_rejected=dict(snapshot.rejected),
+    )
+
+
+def gpus(snapshot: Snapshot, rows: Iterable[int]) -> list[GpuView]:
+    verdicts = {v.gpu.uuid: v for v in snapshot.judgement.verdicts}
+    return [GpuView(**_gpu(snapshot, row, verdicts)) for row in rows]
+
+
+def gpu_detail(snapshot: Snapshot, row: int) -> GpuDetailView:
+    frame = snapshot.frame
+    uuid = frame.gpus[row].uuid
+    verdicts = {v.gpu.uuid: v for v in snapshot.judgement.verdicts if v.gpu.uuid == uuid}
+    verdict = verdicts.get(uuid)
+    metrics = [
+        MetricView(name=name, value=float(value), age_s=float(age_s))
+        for name, value, age_s in zip(
+            frame.metrics, frame.values[row], frame.age_s[row], strict=True
+        )
+        if np.isfinite(value)
+    ]
+    return GpuDetailView(
+        **_gpu(snapshot, row, verdicts),
+        metrics=metrics,
+        evidence=list(map(_evidence, verdict.evidence if verdict else ())),
+    )
+
+
+def _gpu(snapshot: Snapshot, row: int, verdicts: dict[str, Verdict]) -> dict[str, Any]:
+    frame, gpu = snapshot.frame, snapshot.frame.gpus[row]
+    score = float(snapshot.judgement.scores[row])
+    verdict = verdicts.get(gpu.uuid)
+    return {
+        "uuid": gpu.uuid,
+        "node": gpu.node,
+        "index": gpu.index,
+        "model": gpu.model,
+        "kind": KINDS[snapshot.judgement.kinds[row]].value,
+        "presence": Presence(frame.presence[row]).name.lower(),
+        "score": round(score, 4) if np.isfinite(score) else None,
+        "severity": verdict.severity.value if verdict else None,
+        "pattern": verdict.pattern if verdict else None,
+        "last_seen_at": rfc3339(_last_seen(frame, row)),
+        "workload": _workload(frame.workloads[row]),
+    }
+
+
+def _last_seen(frame: Frame, row: int) -> float | None:
+    return float(frame.last_seen_s[row]) if row < len(frame.last_seen_s) else None
+
+
+def worst_first(snapshot: Snapshot) -> Iterator[int]:
+    """Rows of the frame: what is not normal first, then by score."""
+    kinds, scores = snapshot.judgement.kinds, np.nan_to_num(snapshot.judgement.scores)
+    yield from map(int, np.lexsort((-scores, kinds == NORMAL)))
+
+
+def incident(i: Incident) -> IncidentView:
+    return IncidentView(
+        id=i.id,
+        subject=SubjectView(kind=i.subject.kind.value, id=i.subject.id),
+        gpu_uuid=i.gpu_uuid,
+        node=i.node,
+        model=i.model,
+        phase=i.phase.value,
+        kind=i.kind.value,
+        severity=i.severity.value,
+        pattern=i.pattern,
+        score=i.score if np.isfinite(i.score) else 0.0,
+        alertname=alertname(i) if i.confirmed_at_s is not None else None,
+        opened_at=rfc3339(i.opened_at_s),
+        confirmed_at=rfc3339(i.confirmed_at_s),
+        resolved_at=rfc3339(i.resolved_at_s),
+        held_s=i.held_s,
+        workload=_workload(i.workload),
+        moved=i.moved,
+        fenced=i.fenced,
+        latched=i.latched,
+        hold_reason=i.hold_reason,
+        released_by=i.released_by,
+        bundle_id=i.bundle_id,
+        evidence=list(map(_evidence, i.evidence)),
+    )
+
+
+def migration(m: Migration) -> MigrationView:
+    return MigrationView(
+        operation_id=m.operation_id,
+        incident_id=m.incident_id,
+        operation=m.operation.value,
+        phase=m.phase.value,
+        node=m.node,
+        gpu_uuids=list(m.gpu_uuids),
+        workload=_workload(m.workload),
+        attempt=m.attempt,
+        planned_at=rfc3339(m.planned_at_s),
+        since=rfc3339(m.since_s),
+        deadline_at=rfc3339(m.deadline_s),
+        backups=list(map(_place, m.backups)),
+        placement=list(map(_place, m.placement)),
+        reason=m.reason,
+        cancelled_by=m.cancelled_by,
+    )
+
+
+def decision(d: Decision) -> DecisionView:
+    return DecisionView(
+        at=rfc3339(d.at_s),
+        incident_id=d.incident_id,
+        wanted=d.wanted.value,
+        choice=d.choice.value,
+        allowed=d.allowed,
+        blocked_by=d.blocked_by,
+        reason=d.reason,
+    )
+
+
+def command(c: Command) -> CommandView:
+    return CommandView(
+        id=c.id,
+        kind=c.kind.value,
+        target=c.target,
+        actor=c.actor,
+        reason=c.reason,
+        at=rfc3339(c.at_s),
+    )
+
+
+def _quarantine(q: Quarantine) -> QuarantineView:
+    return QuarantineView(
+        node=q.node,
+        incident_id=q.incident_id,
+        since=rfc3339(q.since_s),
+        fenced=q.fenced,
+        released_by=q.released_by,
+    )
+
+
+def _workload(w: Workload | None) -> WorkloadView | None:
+    return WorkloadView(kind=w.kind, id=w.id, tenant=w.tenant) if w else None
+
+
+def _evidence(e: Evidence) -> EvidenceView:
+    return EvidenceView(
+        kind=e.kind,
+        metric=e.metric,
+        text=e.text,
+        value=_finite(e.value),
+        expected=_finite(e.expected),
+        unit=e.unit,
+        contribution=e.contribution,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and np.isfinite(value) else None
+
+
+def _place(b: Backup) -> PlaceView:
+    return PlaceView(node=b.node, gpu_uuids=list(b.gpu_uuids))
