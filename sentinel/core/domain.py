@@ -303,7 +303,7 @@ class Incident:
     bundle_id: str = ""
     hold_reason: str = ""
     worst: Severity = Severity.INFO
-    stronger_s: float = 0.0  # how long a verdict stronger than `kind` and `worst` has stood
+    stronger_s: float | None = None  # how long a stronger verdict than this has stood
     gpu_index: int | None = None
     workload_nodes: tuple[str, ...] = ()  # where its work ran when it opened
     answer: str = ""  # the last decision, as codes: only a change is news

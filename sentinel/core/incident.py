@@ -163,7 +163,7 @@ def recovers(
 ) -> Change:
     """One tick that is normal. `reset`: the GPU was reset or its host rebooted; `busy`: a
     migration of this incident is under way, so it stays open."""
-    incident = replace(incident, last_tick_s=now_s, stronger_s=max(0.0, incident.stronger_s - dt_s))
+    incident = replace(incident, last_tick_s=now_s, stronger_s=_faded(incident, dt_s))
     if reset and incident.latched:
         incident = replace(incident, latched=False)
     if incident.phase is IncidentPhase.SUSPECTED:
@@ -205,30 +205,42 @@ def _suspected(incident: Incident, now_s: float, times: Times, folded: bool) -> 
 def _learns(incident: Incident, verdict: Verdict, dt_s: float, times: Times) -> Incident:
     """What a verdict adds: the same claim is refreshed, a stronger one takes over once it
     has stood long enough, a weaker one may still bring hard evidence."""
-    hard = tuple(e for e in verdict.evidence if e.kind != "density")
     ours = (_SEVERITY_RANK[incident.worst], _KIND_RANK.get(incident.kind, 0))
     theirs = (_SEVERITY_RANK[verdict.severity], _KIND_RANK.get(verdict.kind, 0))
     if theirs > ours:
-        # the opening tick is the first that stands: time counts from there
-        stood_s = incident.stronger_s + dt_s
-        if not _long_enough(stood_s, verdict.kind, times):
-            return replace(incident, stronger_s=stood_s, evidence=_joined(incident.evidence, hard))
-        return _taken_over(incident, verdict)
-    fade_s = max(0.0, incident.stronger_s - dt_s)
+        # the tick at which it first stands begins its time, and adds none
+        stood_s = 0.0 if incident.stronger_s is None else incident.stronger_s + dt_s
+        if _long_enough(stood_s, verdict.kind, times):
+            return _taken_over(incident, verdict)
+        return replace(_refreshed(incident, verdict), stronger_s=stood_s)
+    incident = replace(_refreshed(incident, verdict), stronger_s=_faded(incident, dt_s))
     if theirs < ours:
-        return replace(incident, stronger_s=fade_s, evidence=_joined(incident.evidence, hard))
-    fresh = verdict.kind is Kind.DEVIANT and verdict.score >= 0.9 * incident.score
+        return incident
     return replace(
         incident,
-        stronger_s=fade_s,
         score=max(incident.score, verdict.score),
-        pattern=verdict.pattern if fresh else incident.pattern,
-        evidence=_headed(incident.evidence, verdict.evidence)
-        if fresh
-        else _joined(incident.evidence, hard),
         may_fence=incident.may_fence or verdict.may_fence,
         may_move=incident.may_move or verdict.may_move,
         latched=incident.latched or verdict.latch,
+    )
+
+
+def _faded(incident: Incident, dt_s: float) -> float | None:
+    left_s = (incident.stronger_s or 0.0) - dt_s
+    return left_s if left_s > 0.0 else None
+
+
+def _refreshed(incident: Incident, verdict: Verdict) -> Incident:
+    """Newer reasons without newer claims. The density's are of one moment, the strongest."""
+    hard = tuple(e for e in verdict.evidence if e.kind != "density")
+    fresh = verdict.kind is Kind.DEVIANT and verdict.score >= 0.9 * incident.score
+    if verdict.kind is not incident.kind or not fresh:
+        return replace(incident, evidence=_joined(incident.evidence, hard))
+    return replace(
+        incident,
+        score=max(incident.score, verdict.score),
+        pattern=verdict.pattern,
+        evidence=_headed(incident.evidence, verdict.evidence),
     )
 
 
@@ -243,7 +255,7 @@ def _taken_over(incident: Incident, verdict: Verdict) -> Incident:
         may_fence=verdict.may_fence,
         may_move=verdict.may_move,
         latched=incident.latched or verdict.latch,
-        stronger_s=0.0,
+        stronger_s=None,
         bundle_id=verdict.bundle_id or incident.bundle_id,
     )
 
