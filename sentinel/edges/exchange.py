@@ -124,7 +124,7 @@ def _read(response: http.client.HTTPResponse, until: float, max_bytes: int) -> A
 
 def _words(err: Exception, timeout_s: float) -> str:
     if isinstance(err, TimeoutError):
-        return f"no answer within {timeout_s:g} s"
+        return f"no answer within {timeout_s:.3g} s"
     if isinstance(err, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {err.verify_message}"
     if isinstance(err, socket.gaierror):

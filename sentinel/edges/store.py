@@ -39,7 +39,6 @@ from sentinel.core.domain import (
     Decision,
     Incident,
     Migration,
-    MigrationPhase,
     Operation,
     Outcome,
     Pause,
@@ -48,7 +47,7 @@ from sentinel.core.domain import (
     Transition,
     from_plain,
 )
-from sentinel.core.step import sent
+from sentinel.core.migration import may_leave, sent
 from sentinel.edges import sqlite, tables
 from sentinel.edges.tables import SINGLE
 from sentinel.edges.tables import entity as _entity
@@ -190,30 +189,24 @@ class Store:
         if known is None or known != migration:
             phase = known.phase if known else "nothing"
             return Reason("phase", f"the store knows {id} as {phase}, not as it is in memory")
-        may = known.phase is MigrationPhase.PLANNED or known.phase is MigrationPhase.UNKNOWN
-        if not may or not known.post_allowed:
+        if not may_leave(known):
             return Reason("phase", f"{id} is {known.phase}: its call may have left already")
         if now_s >= known.deadline_s:
             return Reason("deadline", f"{id} is past its deadline")
-        pending = self._pending(db, "command", Command)
-        mine = {id, known.incident_id, known.node, *known.gpu_uuids}
-        for command in pending:
-            ends = command.kind in (CommandKind.CANCEL, CommandKind.RELEASE)
-            if ends and command.target in mine and known.operation is not Operation.UNFENCE:
-                return Reason("cancelled", f"{command.kind} of {command.target} is waiting")
-            if command.kind is CommandKind.CANCEL and command.target == id:
-                return Reason("cancelled", f"cancel of {id} is waiting")
-        if known.operation is Operation.UNFENCE:  # recovery, by a person's word, stays allowed
-            return None
-        pause = self._one(db, Pause, "pause", SINGLE) or Pause()
-        paused = pause.paused
-        for command in pending:
+        paused = (self._one(db, Pause, "pause", SINGLE) or Pause()).paused
+        recovers = known.operation is Operation.UNFENCE
+        targets = {known.incident_id, known.node, *known.gpu_uuids}
+        for command in self._pending(db, "command", Command):
             if command.kind in (CommandKind.PAUSE, CommandKind.RESUME):
                 paused = command.kind is CommandKind.PAUSE
+            elif command.kind is CommandKind.CANCEL and command.target == id:
+                return Reason("cancelled", f"{id} is being cancelled by {command.actor}")
+            elif command.kind is CommandKind.RELEASE and command.target in targets and not recovers:
+                return Reason("cancelled", f"{command.target} is being released by {command.actor}")
         if paused:
             return Reason("paused", "the daemon is paused")
         breaker = self._one(db, Breaker, "breaker", SINGLE) or Breaker()
-        if breaker.latched:
+        if breaker.latched and not recovers:
             return Reason("breaker", f"the breaker is latched: {breaker.reason}")
         age_s = now_s - known.evidence_at_s
         if abs(age_s) > evidence_max_age_s:  # a clock that stepped back proves nothing either

@@ -156,12 +156,16 @@ def tick_lines(step: Step, changed: list[Change], now_s: float) -> list[dict[str
     """The journal of one tick: the states it led to, and why."""
     told = {(t.entity, t.id) for t in step.transitions}
     lines = [
-        line(now_s, "state", kind, id, value, lasting=value is None or (kind, id) in told)
+        line(now_s, "state", kind, id, value, lasting=_lasts(kind, id, value, told))
         for kind, id, value in changed
     ]
     lines += [line(t.at_s, "transition", t.entity, t.id, t) for t in step.transitions]
     lines += [line(d.at_s, "decision", "incident", d.incident_id, d) for d in step.decisions]
     return lines
+
+
+def _lasts(kind: str, id: str, value: Any, told: set[tuple[str, str]]) -> bool:
+    return value is None or (kind, id) in told or kind in ("breaker", "pause", "quarantine")
 
 
 def line(

@@ -344,11 +344,12 @@ def test_commands_for_others_hold_nothing_and_the_last_word_counts(store: Store)
 def test_the_breaker_and_the_pause_on_disk_hold_all_but_recovery(
     store: Store, changed: dict[str, object], code: str
 ) -> None:
-    unfence = migration("op-2", operation=Operation.UNFENCE, evidence_at_s=0.0)
+    unfence = migration("op-2", operation=Operation.UNFENCE)
     control = replace(FULL, migrations={**FULL.migrations, "op-2": unfence}, **changed)  # type: ignore[arg-type]
     store.commit(Control(), step(control))
     assert why_not(store, migration()) == code
-    assert isinstance(store.mark_sent(unfence, now_s=NOW, evidence_max_age_s=60.0), Migration)
+    recovery = store.mark_sent(unfence, now_s=NOW, evidence_max_age_s=60.0)
+    assert isinstance(recovery, Migration) is (code == "breaker")  # paused means nothing leaves
 
 
 def test_old_evidence_and_a_passed_deadline_hold_the_call(store: Store) -> None:

@@ -169,7 +169,7 @@ def test_the_order_is_as_the_protocol_says() -> None:
         "action": "move",
         "attempt": 2,
         "dry_run": False,
-        "deadline": "2027-01-15T08:15:00.500Z",
+        "deadline": "2027-01-15T08:15:00.500000Z",
         "callback_url": f"http://me:9477/api/v1/migrations/{OP}/status",
         "node": "gpu-03",
         "gpu_uuids": ["GPU-1"],
@@ -188,7 +188,7 @@ def test_the_order_is_as_the_protocol_says() -> None:
             "kind": "fault",
             "severity": "critical",
             "pattern": "off the bus",
-            "summary": "off the bus on gpu GPU-1: Xid 79: the GPU fell off the bus",
+            "summary": "GPU of gpu-03: off the bus",
             "evidence": [
                 {
                     "kind": "xid",

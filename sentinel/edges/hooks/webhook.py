@@ -19,6 +19,7 @@ from urllib.parse import quote
 import msgspec
 from standardwebhooks import Webhook
 
+from sentinel.core.alert import summary
 from sentinel.core.domain import (
     Backup,
     Evidence,
@@ -220,17 +221,16 @@ def body(
 
 
 def rfc3339(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _incident(incident: Incident) -> dict[str, Any]:
-    first = f": {incident.evidence[0].text}" if incident.evidence else ""
     return {
         "id": incident.id,
         "kind": incident.kind,
         "severity": incident.severity,
         "pattern": incident.pattern,
-        "summary": f"{incident.pattern} on {incident.subject.kind} {incident.subject.id}{first}",
+        "summary": summary(incident),
         "evidence": [_evidence(item) for item in incident.evidence],
     }
 
