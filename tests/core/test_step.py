@@ -1,0 +1,674 @@
+"""The main line of a tick: who is fenced, what moves, and everything that forbids it."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sentinel.core.domain import (
+    Breaker,
+    Choice,
+    CommandKind,
+    Control,
+    IncidentPhase,
+    Kind,
+    MigrationPhase,
+    Mode,
+    Operation,
+    OutcomeKind,
+    OutcomeSource,
+    Quarantine,
+    Severity,
+    SubjectKind,
+    Workload,
+    from_plain,
+    to_plain,
+)
+from sentinel.core.policy import Limits
+from sentinel.core.step import Inputs, advance, check_invariants, housekeep, resume
+from tests.core.scene import JOB, ROOMY, Backup, Scene, uuid
+
+P, K = MigrationPhase, OutcomeKind
+FENCE, MOVE, UNFENCE = Operation.FENCE, Operation.MOVE, Operation.UNFENCE
+
+
+@pytest.fixture
+def scene():
+    """A job of four GPUs on node-0, and a node of spares."""
+    scene = Scene()
+    scene.runs([0])
+    return scene
+
+
+def failed(scene, node=0, **kw):
+    """The same, with a GPU that has just failed."""
+    scene.breaks(node, **kw)
+    scene.tick()
+    return scene
+
+
+def moved(scene):
+    """The whole story: failed, fenced, moved, verified."""
+    failed(scene)
+    scene.tick(scene.finishes(scene.posts[-1]))
+    move = scene.last(MOVE)
+    scene.carry(move)
+    scene.tick(scene.finishes(move.operation_id, move.backups))
+    scene.ticks(5)
+    return scene
+
+
+class TestMainLine:
+    def test_a_fault_fences_at_once_then_moves_then_is_verified(self, scene):
+        failed(scene)
+        fence = scene.last(FENCE)
+        assert (fence.node, fence.gpu_uuids, fence.phase) == ("node-0", (uuid(0),), P.SENT)
+        assert scene.last(MOVE) is None
+        scene.tick(scene.finishes(fence.operation_id))
+        assert scene.control.quarantine["node-0"].operation_id == fence.operation_id
+        move = scene.last(MOVE)
+        assert (move.workload, move.exclude_nodes) == (JOB, ("node-0",))
+        assert move.backups == (Backup("node-5", tuple(uuid(5, n) for n in range(4))),)
+        assert move.workload_gpu_uuids == tuple(uuid(0, n) for n in range(4))
+        assert move.gpu_hours == 4.0
+        scene.carry(move)
+        scene.tick(scene.finishes(move.operation_id, move.backups))
+        scene.ticks(5)
+        assert scene.phase(MOVE) is P.DONE
+        assert [(d.wanted, d.allowed) for d in scene.decisions] == [
+            (Choice.FENCE, True),
+            (Choice.MOVE, True),
+        ]
+        assert len(scene.posts) == 2
+        scene.ticks(500)
+        assert len(scene.posts) == 2  # nothing more, ever
+        assert "node-0" in scene.control.quarantine  # until a person releases it
+
+    def test_what_was_planned_survives_being_written_down(self, scene):
+        moved(scene)
+        assert from_plain(Control, to_plain(scene.control)) == scene.control
+
+    def test_a_page_of_soft_evidence_acts_and_a_ticket_does_not(self, scene):
+        failed(scene, kind=Kind.DEVIANT, severity=Severity.WARNING)
+        scene.ticks(20)
+        assert scene.posts == []
+        assert scene.blocked() == "severity"
+        assert len(scene.decisions) == 1  # an answer is news once
+        failed(scene, kind=Kind.DEVIANT)
+        scene.ticks(8)
+        assert scene.phase(FENCE) is P.SENT
+
+    def test_idle_hardware_is_fenced_and_nothing_moves(self, scene):
+        scene.work.clear()
+        failed(scene)
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.blocked() == "no_workload"
+        assert scene.incident().fenced
+        assert not scene.incident().moved
+
+    def test_evidence_that_by_itself_never_acts(self, scene):
+        failed(scene, may_fence=False)
+        assert scene.blocked() == "evidence"
+        scene = Scene()
+        scene.runs([0])
+        failed(scene, may_move=False)
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.blocked() == "evidence"
+        assert scene.last(MOVE) is None
+
+    def test_several_gpus_of_one_node_share_one_fence_and_one_move(self, scene):
+        scene.breaks(0, 0)
+        scene.breaks(0, 1, kind=Kind.LOST)
+        scene.ticks(2)
+        fences = [m for m in scene.control.migrations.values() if m.operation is FENCE]
+        assert len(fences) == 1
+        scene.tick(scene.finishes(scene.posts[-1]))
+        scene.tick()
+        move = scene.last(MOVE)
+        scene.carry(move)
+        scene.tick(scene.finishes(move.operation_id, move.backups))
+        scene.ticks(6)
+        assert all(i.moved for i in scene.incidents())
+        assert len(scene.posts) == 2
+
+    def test_all_bad_nodes_of_a_workload_join_one_move(self):
+        scene = Scene(nodes=8, spares=("node-5", "node-6", "node-7"))
+        scene.runs([0, 1, 2])
+        scene.breaks(0)
+        scene.breaks(1)
+        scene.tick()
+        first, second = scene.posts
+        scene.tick(scene.finishes(first))
+        assert scene.blocked() == "not_fenced"  # the other node's fence is waited for
+        scene.tick(scene.finishes(second))
+        move = scene.last(MOVE)
+        assert move.exclude_nodes == ("node-0", "node-1")
+        assert sum(len(b.gpu_uuids) for b in move.backups) == 8
+        assert len(scene.posts) == 3
+
+    def test_a_lost_gpu_names_its_last_known_work(self, scene):
+        scene.breaks(0, kind=Kind.LOST)
+        scene.vanished.add(uuid(0))
+        scene.ticks(2)
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.last(MOVE).workload == JOB
+
+    def test_work_that_its_scheduler_has_restarted_elsewhere_is_left_alone(self, scene):
+        scene.work = {uuid(0): JOB}
+        scene.breaks(0, kind=Kind.LOST)
+        scene.vanished.add(uuid(0))
+        scene.ticks(2)
+        scene.work[uuid(3)] = JOB
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.last(MOVE) is None
+        assert scene.blocked() == "no_workload"
+        assert "already runs on node-3" in scene.decisions[-1].reason
+
+
+class TestHeld:
+    """Every guard, by its code, in the order in which they are asked."""
+
+    @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
+    def test_a_mode_that_watches_says_what_it_would_do(self, mode):
+        scene = Scene(mode=mode)
+        scene.runs([0])
+        failed(scene)
+        scene.ticks(5)
+        assert [(d.wanted, d.choice, d.blocked_by) for d in scene.decisions] == [
+            (Choice.FENCE, Choice.HOLD, "mode"),
+            (Choice.MOVE, Choice.HOLD, "mode"),
+        ]
+        assert scene.control.migrations == {}
+        assert "observe" in scene.incident().hold_reason or mode is Mode.RECOMMEND
+
+    def stop(self, scene, how):
+        match how:
+            case "paused":
+                scene.tick(commands=[scene.command(CommandKind.PAUSE)])
+            case "breaker":
+                scene.control = replace(scene.control, breaker=Breaker(True, "test", scene.now))
+            case "coverage":
+                scene.silent.update({"node-2", "node-3"})
+            case "fleet_hold":
+                for n in range(4):
+                    scene.breaks(2, n, kind=Kind.DEVIANT)
+                    scene.breaks(3, n, kind=Kind.DEVIANT)
+
+    @pytest.mark.parametrize("how", ["paused", "breaker", "coverage", "fleet_hold"])
+    def test_nothing_is_fenced_while_everything_is_held(self, scene, how):
+        self.stop(scene, how)
+        failed(scene)
+        assert scene.posts == []
+        assert how in {
+            d.blocked_by for d in scene.decisions if d.incident_id == scene.incident(0).id
+        }
+        assert not any(m.phase.is_open for m in scene.control.migrations.values())
+
+    @pytest.mark.parametrize("how", ["paused", "breaker", "coverage", "fleet_hold"])
+    def test_nothing_is_moved_while_everything_is_held(self, scene, how):
+        failed(scene)
+        self.stop(scene, how)
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.last(MOVE) is None
+        assert scene.incident(0).fenced
+
+    @pytest.mark.parametrize("how", ["paused", "breaker", "coverage", "fleet_hold"])
+    def test_a_plan_that_has_not_left_is_cancelled_when_a_guard_objects(self, scene, how):
+        scene.post = False
+        failed(scene)
+        assert scene.phase(FENCE) is P.PLANNED
+        self.stop(scene, how)
+        scene.tick()
+        assert scene.phase(FENCE) is P.CANCELLED
+        assert how in scene.last(FENCE).reason
+
+    def test_it_is_planned_anew_once_nothing_forbids_it(self, scene):
+        scene.post = False
+        failed(scene)
+        scene.tick(commands=[scene.command(CommandKind.PAUSE)])
+        scene.post = True
+        scene.tick(commands=[scene.command(CommandKind.RESUME)])
+        assert scene.phase(FENCE) is P.SENT
+        assert scene.last(FENCE).attempt == 2
+
+    def test_blind_or_partial_telemetry_acts_on_nothing(self, scene):
+        failed(scene, kind=Kind.LOST)
+        scene.tick(blind=True)
+        assert scene.posts == []
+        scene.tick(partial=True)
+        assert scene.posts == []
+        assert scene.blocked() == "partial"
+        scene.tick()
+        assert len(scene.posts) == 1
+
+    def test_a_loss_on_a_host_that_went_silent_is_not_acted_on(self, scene):
+        scene.post = False
+        scene.breaks(0, kind=Kind.LOST)
+        scene.ticks(2)
+        assert scene.phase(FENCE) is P.PLANNED
+        scene.silent.add("node-0")
+        scene.tick()
+        assert scene.phase(FENCE) is P.CANCELLED
+        assert "frozen" in scene.last(FENCE).reason
+
+    def test_a_fault_outlives_its_hosts_silence_for_a_minute(self, scene):
+        scene.post = False
+        failed(scene)
+        scene.silent.add("node-0")
+        scene.ticks(4)
+        assert scene.phase(FENCE) is P.PLANNED
+        scene.tick()
+        assert "stale" in scene.last(FENCE).reason
+
+    def test_a_plan_whose_evidence_has_gone_is_cancelled(self, scene):
+        scene.post = False
+        scene.breaks(0, kind=Kind.LOST)
+        scene.ticks(2)
+        scene.bad.clear()
+        scene.tick()
+        assert scene.phase(FENCE) is P.CANCELLED
+        assert "recovered" in scene.last(FENCE).reason
+
+    def test_hard_evidence_is_acted_on_though_the_gpu_looks_well(self, scene):
+        failed(scene)
+        scene.bad.clear()
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.incident().phase is IncidentPhase.CLEARING
+        assert scene.phase(MOVE) is P.SENT
+
+    def test_fenced_nodes_absolute_and_as_a_share(self):
+        limits = replace(ROOMY, fenced_nodes=2)
+        scene = Scene(limits=limits)
+        for node in range(3):
+            failed(scene, node)
+        assert len(scene.posts) == 2
+        assert scene.blocked() == "fenced_nodes"
+        scene = Scene(limits=replace(ROOMY, fenced_percent=1.0))
+        failed(scene, 0)
+        failed(scene, 1)
+        assert len(scene.posts) == 1  # one node of a small fleet may always be fenced
+        assert scene.blocked() == "fenced_percent"
+
+    def test_what_is_quarantined_counts_as_fenced(self):
+        scene = Scene(limits=replace(ROOMY, fenced_nodes=1))
+        scene.control = Control(quarantine={"node-3": Quarantine("node-3", "inc-old", 0.0)})
+        failed(scene)
+        assert scene.blocked() == "fenced_nodes"
+
+    def test_open_moves(self, scene):
+        scene.policy = replace(scene.policy, limits=replace(ROOMY, open_moves=1))
+        scene.policy = replace(scene.policy, spare_nodes=frozenset({"node-4", "node-5"}))
+        scene.runs([1], Workload("job", "other"))
+        scene.breaks(0)
+        scene.breaks(1)
+        scene.tick()
+        scene.tick(*(scene.finishes(op) for op in scene.posts))
+        assert scene.blocked() == "open_moves"
+        assert [m.operation for m in scene.control.migrations.values()].count(MOVE) == 1
+
+    def test_gpu_hours(self, scene):
+        scene.policy = replace(scene.policy, limits=replace(ROOMY, gpu_hours_lost_per_day=3.0))
+        failed(scene)
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.blocked() == "gpu_hours"
+        assert "about 4 GPU-hours" in scene.incident().hold_reason
+
+    def test_capacity_is_for_the_whole_gang(self, scene):
+        scene.work[uuid(5)] = Workload("job", "squatter")
+        failed(scene)
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.blocked() == "no_backup"
+        assert "3 spare GPUs are free and fit (1 busy)" in scene.incident().hold_reason
+        del scene.work[uuid(5)]
+        scene.tick()
+        assert scene.phase(MOVE) is P.SENT  # moved as soon as there is room
+
+    def test_a_backup_that_falls_ill_before_the_call_leaves_is_not_used(self, scene):
+        failed(scene)
+        scene.post = False
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.phase(MOVE) is P.PLANNED
+        scene.breaks(5, 2, kind=Kind.DEVIANT)
+        scene.tick()
+        assert scene.phase(MOVE) is P.CANCELLED
+        assert scene.blocked() == "no_backup"
+
+    def test_attempts_per_node_within_a_day(self):
+        scene = Scene(limits=replace(ROOMY, attempts_per_node=1, cooldown_s=0.0))
+        scene.runs([0])
+        moved(scene)
+        scene.bad.clear()
+        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.control.quarantine == {}
+        failed(scene)
+        assert scene.blocked() == "attempts"
+
+    def test_a_node_just_released_is_not_fenced_in_the_same_breath(self, scene):
+        moved(scene)
+        scene.bad.clear()
+        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
+        scene.tick(scene.finishes(scene.posts[-1]))
+        failed(scene)
+        assert scene.blocked() == "cooldown"
+        scene.ticks(20)
+        assert scene.phase(FENCE) is P.SENT
+
+    def test_a_newer_daemon_has_taken_over(self, scene):
+        failed(scene)
+        scene.put(replace(scene.last(FENCE), epoch=7))
+        scene.runs([1], Workload("job", "other"))
+        failed(scene, 1)
+        assert scene.blocked() == "epoch"
+
+    def test_everything_forbids_in_the_same_order(self, scene):
+        scene.policy = replace(scene.policy, mode=Mode.OBSERVE)
+        self.stop(scene, "breaker")
+        self.stop(scene, "fleet_hold")
+        failed(scene, may_fence=False)
+        assert scene.incident(0).answer.startswith("fence:hold:mode")
+        scene.policy = replace(scene.policy, mode=Mode.ACT)
+        scene.tick()
+        assert scene.incident(0).answer == "fence:hold:breaker"
+        scene.tick(commands=[scene.command(CommandKind.RESET_BREAKER)])
+        assert scene.incident(0).answer == "fence:hold:fleet_hold"
+        scene.silent.update({"node-1", "node-4"})
+        scene.tick()
+        assert scene.incident(0).answer == "fence:hold:coverage"
+
+
+class TestOnce:
+    """At most one started operation per incident and kind, whatever becomes of it."""
+
+    def test_refusal_tries_again_and_no_more_than_allowed(self, scene):
+        failed(scene)
+        scene.tick(scene.says(scene.posts[-1], K.REFUSED, OutcomeSource.POST))
+        assert scene.last(FENCE).attempt == 2
+        scene.tick(scene.says(scene.posts[-1], K.REFUSED, OutcomeSource.POST))
+        scene.ticks(50)
+        assert len(scene.posts) == len(set(scene.posts)) == 2
+        assert scene.blocked() == "refused"
+
+    def test_a_refused_move_takes_the_next_backup(self, scene):
+        scene.policy = replace(scene.policy, spare_nodes=frozenset({"node-4", "node-5"}))
+        failed(scene)
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert [b.node for b in scene.last(MOVE).backups] == ["node-4"]
+        scene.tick(scene.says(scene.posts[-1], K.REFUSED, OutcomeSource.POST))
+        assert [b.node for b in scene.last(MOVE).backups] == ["node-5"]
+
+    @pytest.mark.parametrize("end", [K.FAILED, K.UNKNOWN])
+    @pytest.mark.parametrize("operation", [FENCE, MOVE])
+    def test_a_failure_or_a_riddle_is_never_tried_again(self, scene, operation, end):
+        failed(scene)
+        if operation is MOVE:
+            scene.tick(scene.finishes(scene.posts[-1]))
+        scene.tick(scene.says(scene.posts[-1], end, OutcomeSource.POST))
+        posts = list(scene.posts)
+        scene.ticks(100)
+        assert scene.posts == posts
+        assert scene.phase(operation) is (P.FAILED if end is K.FAILED else P.STUCK)
+        pages = [i for i in scene.incidents() if i.subject.kind is SubjectKind.NODE]
+        assert [(i.severity, i.node) for i in pages] == [(Severity.CRITICAL, "node-0")]
+        assert scene.blocked() == ("failed" if end is K.FAILED else "stuck")
+
+    def test_a_stuck_move_keeps_both_sides_out_of_use(self, scene):
+        failed(scene)
+        scene.tick(scene.finishes(scene.posts[-1]))
+        scene.ticks(70)
+        assert scene.phase(MOVE) is P.STUCK
+        assert set(scene.control.quarantine) == {"node-0", "node-5"}
+
+    def test_silence_is_asked_about_and_a_404_lets_the_same_call_leave_again(self, scene):
+        failed(scene)
+        operation = scene.posts[-1]
+        scene.ticks(4)
+        assert scene.phase(FENCE) is P.UNKNOWN
+        assert scene.queries == [operation]
+        scene.tick()
+        assert scene.queries == [operation]  # every poll_s
+        scene.tick(scene.says(operation, K.NOT_FOUND, OutcomeSource.GET))
+        assert scene.posts == [operation, operation]
+        assert scene.phase(FENCE) is P.SENT
+
+    def test_after_a_404_the_guards_are_asked_again(self, scene):
+        failed(scene)
+        scene.ticks(5)
+        pause = scene.command(CommandKind.PAUSE)
+        answer = scene.says(scene.posts[-1], K.NOT_FOUND, OutcomeSource.GET)
+        scene.tick(answer, commands=[pause])
+        assert scene.phase(FENCE) is P.CANCELLED
+        assert len(scene.posts) == 1
+
+    @pytest.mark.parametrize("phase", [P.PLANNED, P.SENT, P.RUNNING, P.UNKNOWN])
+    def test_a_restart_asks_before_anything_else(self, scene, phase):
+        scene.post = phase is not P.PLANNED
+        failed(scene)
+        operation = scene.last(FENCE).operation_id
+        if phase is P.RUNNING:
+            scene.tick(scene.says(operation, K.RUNNING))
+        if phase is P.UNKNOWN:
+            scene.tick(scene.says(operation, K.UNKNOWN, OutcomeSource.POST))
+        assert scene.phase(FENCE) is phase
+        scene.restart()
+        scene.post, posts = True, list(scene.posts)
+        scene.tick()
+        assert scene.phase(FENCE) is P.UNKNOWN
+        assert scene.queries == [operation]
+        assert scene.posts == posts
+        scene.tick(scene.says(operation, K.NOT_FOUND, OutcomeSource.GET))
+        sent_again = [] if phase is P.RUNNING else [operation]  # it once said that it had it
+        assert scene.posts == posts + sent_again
+
+    def test_lost_callbacks_are_made_up_for_by_asking(self, scene):
+        failed(scene)
+        scene.tick(scene.says(scene.posts[-1], K.ACCEPTED, OutcomeSource.POST))
+        assert scene.phase(FENCE) is P.RUNNING
+        scene.tick()
+        assert scene.queries == scene.posts
+
+    def test_outcomes_of_nobody_are_noted_and_ignored(self, scene):
+        before = scene.tick().control
+        scene.tick(scene.finishes("op-unheard-of"))
+        assert scene.control.migrations == before.migrations
+        assert "nothing of this id is known" in scene.transitions[-1].reason
+
+    def test_a_scheduler_that_runs_what_was_cancelled_needs_a_person(self, scene):
+        failed(scene)
+        scene.ticks(5)
+        answer = scene.says(scene.posts[-1], K.NOT_FOUND, OutcomeSource.GET)
+        scene.tick(answer, commands=[scene.command(CommandKind.PAUSE)])
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.phase(FENCE) is P.CANCELLED
+        assert any(i.subject.kind is SubjectKind.NODE and i.fires for i in scene.incidents())
+
+    def test_an_open_migration_keeps_its_incident_open(self, scene):
+        failed(scene, latch=False)
+        scene.tick(scene.says(scene.posts[-1], K.RUNNING))
+        scene.bad.clear()
+        scene.ticks(45)
+        assert scene.phase(FENCE) is P.RUNNING
+        assert scene.incident(0).phase is IncidentPhase.CLEARING
+        scene.tick(scene.finishes(scene.posts[-1]))
+        scene.tick()
+        assert scene.incidents() == []
+
+
+class TestCommands:
+    def test_cancel_before_it_leaves_and_it_is_not_planned_again(self, scene):
+        scene.post = False
+        failed(scene)
+        operation = scene.last(FENCE).operation_id
+        scene.tick(commands=[scene.command(CommandKind.CANCEL, operation)])
+        assert scene.phase(FENCE) is P.CANCELLED
+        scene.post = True
+        scene.ticks(10)
+        assert scene.posts == []
+        assert scene.blocked() == "cancelled"
+        assert "ada" in scene.incident().hold_reason
+
+    def test_cancel_after_it_left_is_too_late_and_says_so(self, scene):
+        failed(scene)
+        scene.tick(commands=[scene.command(CommandKind.CANCEL, scene.posts[-1])])
+        assert scene.phase(FENCE) is P.SENT
+        assert any("too late" in t.reason for t in scene.transitions)
+
+    def test_release_gives_back_only_what_we_fenced(self, scene):
+        moved(scene)
+        scene.bad.clear()
+        scene.tick(commands=[scene.command(CommandKind.RELEASE, uuid(0))])
+        assert scene.incidents() == []
+        unfence = scene.last(UNFENCE)
+        assert (unfence.node, unfence.phase) == ("node-0", P.SENT)
+        assert "node-0" in scene.control.quarantine  # until it is really given back
+        scene.tick(scene.finishes(unfence.operation_id))
+        assert scene.control.quarantine == {}
+        # never fenced by us, so nothing to undo
+        failed(scene, 1)
+        scene.bad.clear()
+        scene.tick(scene.says(scene.posts[-1], K.REFUSED), commands=[])
+        scene.tick(scene.says(scene.posts[-1], K.REFUSED), commands=[])
+        count = len(scene.posts)
+        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-1")])
+        scene.tick()
+        assert len(scene.posts) == count
+        assert scene.incidents() == []
+
+    def test_release_works_while_the_breaker_is_open_and_waits_while_paused(self, scene):
+        moved(scene)
+        scene.bad.clear()
+        scene.control = replace(scene.control, breaker=Breaker(True, "test", scene.now))
+        pause = scene.command(CommandKind.PAUSE)
+        scene.tick(commands=[pause, scene.command(CommandKind.RELEASE, "node-0")])
+        scene.ticks(100)  # past any deadline
+        assert scene.phase(UNFENCE) is P.PLANNED
+        assert "paused" in scene.last(UNFENCE).reason
+        scene.tick(commands=[scene.command(CommandKind.RESUME)])
+        assert scene.phase(UNFENCE) is P.SENT
+
+    def test_release_waits_for_what_is_under_way(self, scene):
+        failed(scene)
+        scene.bad.clear()
+        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
+        assert scene.incident().released_by == "ada"
+        assert scene.blocked() == ""
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.incidents() == []
+        assert scene.phase(UNFENCE) is P.SENT
+        assert scene.last(MOVE) is None
+
+    def test_a_node_with_another_bad_gpu_stays_fenced(self, scene):
+        scene.breaks(0, 0)
+        scene.breaks(0, 1)
+        scene.tick()
+        scene.tick(scene.finishes(scene.posts[-1]))
+        scene.tick(scene.says(scene.posts[-1], K.REFUSED))
+        del scene.bad[uuid(0, 1)]
+        scene.tick(commands=[scene.command(CommandKind.RELEASE, uuid(0, 1))])
+        scene.tick()
+        assert scene.last(UNFENCE) is None
+        assert "node-0" in scene.control.quarantine
+
+    def test_release_of_a_stuck_move_frees_its_targets(self, scene):
+        failed(scene)
+        scene.tick(scene.finishes(scene.posts[-1]))
+        scene.ticks(70)
+        (page,) = [i for i in scene.incidents() if i.subject.kind is SubjectKind.NODE]
+        scene.tick(commands=[scene.command(CommandKind.RELEASE, page.id)])
+        assert set(scene.control.quarantine) == {"node-0"}
+
+    def test_an_unfence_that_is_refused_pages_and_may_be_asked_for_again(self, scene):
+        moved(scene)
+        scene.bad.clear()
+        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
+        scene.tick(scene.says(scene.posts[-1], K.REFUSED, OutcomeSource.POST))
+        assert scene.incident().pattern == "unfence refused"
+        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
+        assert scene.last(UNFENCE).attempt == 2
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.control.quarantine == {}
+
+    @pytest.mark.parametrize("kind", [CommandKind.RELEASE, CommandKind.CANCEL])
+    def test_a_command_for_nothing_is_answered_in_the_journal(self, scene, kind):
+        scene.tick(commands=[scene.command(kind, "nowhere")])
+        assert scene.transitions[-1].id == "nowhere"
+
+    def test_nothing_is_fenced_again_after_release_without_new_evidence(self, scene):
+        moved(scene)
+        scene.bad.clear()
+        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
+        scene.tick(scene.finishes(scene.posts[-1]))
+        posts = list(scene.posts)
+        scene.ticks(200)
+        assert scene.posts == posts
+
+
+class TestHousekeeping:
+    def test_what_is_over_goes_and_what_still_counts_stays(self, scene):
+        moved(scene)
+        scene.bad.clear()
+        scene.ticks(130)
+        assert scene.incidents() == []
+        later = housekeep(scene.control, scene.now + 26 * 3600)
+        assert set(later.migrations) == {scene.control.quarantine["node-0"].operation_id} | {
+            scene.last(MOVE).operation_id
+        }
+        assert len(later.incidents) == 1  # release will need it
+        released = replace(scene.control, quarantine={})
+        assert housekeep(released, scene.now + 3300).incidents
+        assert housekeep(released, scene.now + 3700).incidents == {}
+        assert len(housekeep(released, scene.now + 24 * 3600).migrations) == 2
+        assert housekeep(released, scene.now + 26 * 3600).migrations == {}
+
+    def test_what_an_open_incident_has_tried_is_never_forgotten(self, scene):
+        failed(scene)
+        scene.tick(scene.says(scene.posts[-1], K.FAILED))
+        scene.control = housekeep(scene.control, scene.now + 100 * 3600)
+        scene.tick(dt=100 * 3600.0)
+        scene.ticks(5)
+        assert len(scene.posts) == 1
+
+    def test_suspicions_that_came_to_nothing_go_at_once(self, scene):
+        scene.breaks(0, kind=Kind.LOST)
+        scene.tick()
+        scene.bad.clear()
+        scene.tick()
+        assert housekeep(scene.control, scene.now).incidents == {}
+
+
+def test_a_state_that_breaks_a_rule_stops_the_tick(scene):
+    failed(scene)
+    twin = replace(scene.last(FENCE), operation_id="op-twin")
+    scene.put(twin)
+    assert any(
+        "started operations" in text for text in check_invariants(scene.control, scene.policy)
+    )
+    with pytest.raises(AssertionError, match="node node-0 is in 2 at once"):
+        scene.tick()
+
+
+def test_resume_of_nothing_changes_nothing():
+    assert resume(Control(), 0.0) == (Control(), ())
+
+
+def test_a_quiet_tick_of_ten_thousand_gpus_costs_next_to_nothing():
+    scene = Scene(nodes=1250, per_node=8)
+    scene.runs(range(1000))
+    frame = scene.frame()
+    judgement = scene.judge(frame)
+    inputs = Inputs(frame, policy=scene.policy)
+    spent = []
+    for _ in range(5):
+        began = time.perf_counter()
+        advance(Control(), judgement, inputs, scene.now)
+        spent.append(time.perf_counter() - began)
+    assert min(spent) < 0.003
+    assert np.count_nonzero(judgement.kinds) == 0
+
+
+def test_limits_that_ship_hold_a_small_fleet_to_one_node():
+    scene = Scene(limits=Limits())
+    failed(scene, 0)
+    failed(scene, 1)
+    assert len(scene.posts) == 1
