@@ -1,0 +1,195 @@
+"""How answers look on a terminal: tables for people. `--json` never passes through here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+STYLES: Final = {
+    "critical": "bold red",
+    "fault": "bold red",
+    "lost": "bold red",
+    "stuck": "bold red",
+    "failed": "bold red",
+    "warning": "yellow",
+    "deviant": "yellow",
+    "confirmed": "yellow",
+    "unknown": "magenta",
+    "running": "cyan",
+    "sent": "cyan",
+    "verifying": "cyan",
+    "normal": "green",
+    "done": "green",
+    "resolved": "green",
+}
+
+
+def status(answer: dict[str, Any]) -> RenderableType:
+    ready = Text("ready", "green") if answer["ready"] else Text("NOT READY", "bold red")
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    tick, coverage = answer["tick"], answer["coverage"]
+    table.add_row("daemon", Text.assemble(f"{answer['version']}, ", ready))
+    for reason in answer["reasons"]:
+        table.add_row("", Text(reason, "bold red"))
+    table.add_row("cluster", answer["cluster"])
+    table.add_row("mode", _mode(answer))
+    table.add_row("last tick", f"{clock(answer['at'])}, {1000 * tick['duration_s']:.0f} ms")
+    table.add_row(
+        "GPUs",
+        Text.assemble(
+            f"{coverage['gpus_reporting']} of {coverage['gpus_expected']} report: ",
+            _counts(answer["gpus"]),
+        ),
+    )
+    table.add_row("incidents", _counts(answer["incidents"]))
+    table.add_row("migrations", _counts(answer["migrations"]))
+    if answer["quarantine"]:
+        table.add_row("quarantine", ", ".join(q["node"] for q in answer["quarantine"]))
+    bundle = answer["bundle"]
+    learnt = f"{bundle['id']}, learnt up to {clock(bundle['learnt_to'])}" if bundle else None
+    table.add_row("baseline", learnt or Text("none: hard evidence alone counts", "yellow"))
+    for one in answer["alertmanagers"]:
+        state = Text("up", "green") if one["up"] else Text(f"down: {one['text']}", "bold red")
+        table.add_row("alertmanager", Text.assemble(f"{one['url']} ", state))
+    return table
+
+
+def _mode(answer: dict[str, Any]) -> Text:
+    text = Text(answer["mode"])
+    for name, word in (("pause", "paused"), ("breaker", "breaker latched")):
+        switch = answer[name]
+        if switch["on"]:
+            text.append(f", {word} since {clock(switch['since'])}: {switch['reason']}", "bold red")
+    return text
+
+
+def gpus(answer: dict[str, Any]) -> RenderableType:
+    table = _table("node", "gpu", "uuid", "model", "kind", "score", "pattern", "work")
+    for g in answer["gpus"]:
+        score = "" if g["score"] is None else f"{g['score']:.2f}"
+        index = "" if g["index"] is None else str(g["index"])
+        kind = _word(g["kind"])
+        table.add_row(
+            g["node"], index, g["uuid"], g["model"], kind, score, g["pattern"] or "", _work(g)
+        )
+    return _with_rest(table, answer["total"], len(answer["gpus"]), "GPUs")
+
+
+def incidents(answer: dict[str, Any]) -> RenderableType:
+    table = _table(
+        "id", "phase", "severity", "subject", "node", "pattern", "score", "opened", "why"
+    )
+    for i in answer["incidents"]:
+        subject = f"{i['subject']['kind']} {i['subject']['id']}"
+        why = i["evidence"][0]["text"] if i["evidence"] else i["hold_reason"]
+        table.add_row(
+            i["id"],
+            _word(i["phase"]),
+            _word(i["severity"]),
+            subject,
+            i["node"],
+            i["pattern"],
+            f"{i['score']:.2f}",
+            clock(i["opened_at"]),
+            why,
+        )
+    return _with_rest(table, answer["total"], len(answer["incidents"]), "incidents")
+
+
+def migrations(answer: dict[str, Any]) -> RenderableType:
+    table = _table("operation", "what", "phase", "from", "to", "work", "since", "reason")
+    for m in answer["migrations"]:
+        places = m["placement"] or m["backups"]
+        table.add_row(
+            m["operation_id"],
+            m["operation"],
+            _word(m["phase"]),
+            m["node"],
+            ", ".join(p["node"] for p in places),
+            _work(m),
+            clock(m["since"]),
+            m["reason"],
+        )
+    return _with_rest(table, answer["total"], len(answer["migrations"]), "migrations")
+
+
+def learnt(cohorts: Iterable[dict[str, Any]], skipped: Iterable[str]) -> RenderableType:
+    rows = list(cohorts)
+    names = [n for n in (rows[0] if rows else {}) if not isinstance(rows[0][n], (dict, list))]
+    table = _table(*names)
+    for row in rows:
+        table.add_row(*(_number(row.get(name)) for name in names))
+    return Group(table, *(Text(f"left out: {text}", "yellow") for text in skipped))
+
+
+def backtest(report: dict[str, Any]) -> RenderableType:
+    table = _table("confirmed", "subject", "host", "alert", "severity", "pattern", "would migrate")
+    for i in report["incidents"]:
+        subject = f"{i['subject']['kind']} {i['subject']['id']}"
+        would = Text("yes", "bold") if i["would_migrate"] else Text("no", "dim")
+        confirmed, name = clock(i["confirmed_at"]), i["alertname"] or ""
+        severity, pattern = _word(i["severity"]), i["pattern"]
+        table.add_row(confirmed, subject, i["host"] or "", name, severity, pattern, would)
+    days, blind = report["coverage"]["gpu_days"], report["coverage"]["blind_gpu_days"]
+    count = len(report["incidents"])
+    rate = f", {count / days:.4g} per GPU-day" if days else ""
+    text = f"{count} incidents in {days:.3g} GPU-days ({blind:.3g} of them blind){rate}"
+    return Group(table, Text(text)) if count else Text(text)
+
+
+def clock(at: str | None) -> str:
+    """An RFC 3339 time as people here read it."""
+    if not at:
+        return "never"
+    local = datetime.fromisoformat(at.replace("Z", "+00:00")).astimezone()
+    today = datetime.now(local.tzinfo).date() == local.date()
+    return local.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
+
+
+def show(what: RenderableType) -> None:
+    """On stdout; at its full width where that is no terminal, so that grep sees whole lines."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=400)
+    console.print(what)
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in names:
+        whole = name in ("id", "operation", "uuid", "phase", "severity", "kind")
+        table.add_column(name, overflow="fold", no_wrap=whole)
+    return table
+
+
+def _with_rest(table: Table, total: int, shown: int, what: str) -> RenderableType:
+    if not total:
+        return Text(f"no {what}", "green" if what == "incidents" else "dim")
+    if shown < total:
+        return Group(table, Text(f"and {total - shown} more {what}", "dim"))
+    return table
+
+
+def _counts(counts: dict[str, int]) -> Text:
+    parts = [Text(f"{n} {word}", STYLES.get(word, "")) for word, n in counts.items() if n]
+    return Text(", ").join(parts) if parts else Text("none", "dim")
+
+
+def _word(word: str) -> Text:
+    return Text(word, STYLES.get(word, ""))
+
+
+def _work(row: dict[str, Any]) -> str:
+    work = row["workload"]
+    return f"{work['kind']} {work['id']}" if work else ""
+
+
+def _number(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else "" if value is None else str(value)
