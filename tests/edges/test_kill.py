@@ -11,10 +11,8 @@ import base64
 import json
 import multiprocessing
 import random
-import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -28,9 +26,8 @@ from sentinel.lab.ledger import Ledger
 from sentinel.lab.loopback import Answer, server
 from sentinel.lab.orders import Behaviour
 from sentinel.lab.scheduler import Exporter, Scheduler, route
-
-sys.path.insert(0, str(Path(__file__).parent))
-import kill_driver
+from tests.edges import kill_driver
+from tests.edges.promises import check_calls, check_remembered
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef0123456789abcdef").decode()
 _forks = multiprocessing.get_context("forkserver")
@@ -84,24 +81,7 @@ class World:
     def check(self) -> None:
         """The promises, from the scheduler's side and from the store's."""
         seen = self.ledger.log()
-        calls: dict[str, list[tuple[str, int]]] = defaultdict(list)
-        for call in seen["calls"]:
-            calls[call["operation_id"]].append((call["method"], call["answered"]))
-        for id, made in calls.items():
-            allowed = True
-            for method, answered in made:
-                if method == "POST":
-                    assert allowed, f"{id} was ordered again without a 404: {made}"
-                    allowed = False
-                elif answered == 404:
-                    allowed = True
-        started: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for operation in seen["operations"]:
-            assert operation["started"] <= 1
-            if operation["started"]:
-                incident = operation["order"]["incident"]["id"]
-                started[incident, operation["action"]].append(operation["operation_id"])
-        assert all(len(ids) == 1 for ids in started.values()), dict(started)
+        started = check_calls(seen)
         assert {action for _, action in started} == {"fence", "move"}
         assert [job.restarts for job in self.ledger.jobs().values()] == [1]
 
@@ -110,9 +90,7 @@ class World:
             control = store.load()
             assert store.fold() == control
             assert kill_driver.settled(control)
-            for operation in seen["operations"]:
-                known = control.migrations[operation["operation_id"]]
-                assert not known.phase.is_open
+            check_remembered(control, seen)
             for migration in control.migrations.values():
                 assert migration.phase is not MigrationPhase.STUCK
             ends = {m.operation: m.phase for m in control.migrations.values()}
