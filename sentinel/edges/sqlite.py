@@ -130,8 +130,11 @@ def failure(where: Path | str, err: Exception) -> StateError:
             f"{where} is locked by another program, a backup or a database shell perhaps: end "
             "that; nothing was changed"
         )
-    if "readonly" in text or "unable to open" in text:
-        return StateError(f"{where} cannot be written ({text}): check its owner and the disk")
+    if "readonly" in text or "unable to open" in text or "I/O" in text:
+        return StateError(
+            f"{where} cannot be written ({text}): check its owner, and whether the disk is full "
+            "or failing; nothing was changed"
+        )
     return StateError(f"{where}: {text}; nothing was changed")
 
 
