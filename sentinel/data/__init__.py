@@ -7,7 +7,13 @@ from typing import Any
 
 import yaml
 
+from sentinel.core.catalog import Catalog
 from sentinel.core.placement import GpuModel, ModelRanks
+
+
+def load_catalog() -> Catalog:
+    """Metrics and Xids, from metrics.yaml and xids.yaml. Raises ValueError naming bad rows."""
+    return Catalog.from_plain(_read("metrics.yaml"), _read("xids.yaml"))
 
 
 def load_models() -> ModelRanks:
