@@ -66,6 +66,7 @@ class Scene:
             for n, name in enumerate(names)
             for i in range(per_node)
         )
+        self._by_uuid = {gpu.uuid: gpu for gpu in self.gpus}
         policy.setdefault("limits", ROOMY)
         self.policy = Policy(mode=mode, spare_nodes=frozenset(spares), **policy)
         self.control = Control()
@@ -75,7 +76,7 @@ class Scene:
         self.post = True
 
     def gpu(self, node, index=0):
-        return next(g for g in self.gpus if g.uuid == uuid(node, index))
+        return self._by_uuid[uuid(node, index)]
 
     def runs(self, nodes, work=JOB):
         for gpu in self.gpus:
