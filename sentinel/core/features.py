@@ -44,6 +44,8 @@ class Feature:
     label: str = ""
 
 
+_EVENTS: Final = "events"  # held as log10(1 + events counted over the ring)
+
 FEATURES: Final = (
     Feature("gpu_util", "gpu_util_ratio", "", True, 0.10, label="GPU utilisation"),
     Feature("mem_copy_util", "mem_copy_util_ratio", "", True, 0.10, label="memory utilisation"),
@@ -53,7 +55,7 @@ FEATURES: Final = (
     Feature("dram_active", "dram_active_ratio", "", True, 0.10, label="DRAM activity"),
     Feature("nvlink_traffic", "nvlink_tx_bytes_per_s", "log10 B/s", True, 1.0, label="NVLink"),
     Feature("pcie_traffic", "pcie_rx_bytes_per_s", "log10 B/s", True, 1.0, label="PCIe traffic"),
-    Feature("power", "power_w", "W", False, 0.07, True, label="power"),
+    Feature("power", "power_w", "W", False, 0.09, True, label="power"),
     Feature("temp_excess", "temp_c", "°C", False, 3.5, ease=(0.4, 1.0), label="GPU temperature"),
     Feature(
         "mem_temp_excess", "mem_temp_c", "°C", False, 4.5, ease=(0.4, 1.0), label="HBM temperature"
@@ -61,8 +63,8 @@ FEATURES: Final = (
     Feature("sm_clock", "sm_clock_mhz", "MHz", False, 0.04, True, (1.0, 0.4), "SM clock"),
     Feature("mem_clock", "mem_clock_mhz", "MHz", False, 0.04, True, (1.0, 0.4), "memory clock"),
     Feature("throttled", "throttle_reasons", "", False, 0.35, ease=(0.0, 1.0), label="throttling"),
-    Feature("ecc_sbe", "ecc_sbe_volatile", "/h", False, 1.0, ease=(0.0, 1.0), label="ECC rate"),
-    Feature("pcie_replay", "pcie_replay", "/h", False, 1.0, ease=(0.0, 1.0), label="PCIe replays"),
+    Feature("ecc_sbe", "ecc_sbe_volatile", _EVENTS, False, 1.0, ease=(0, 1), label="ECC errors"),
+    Feature("pcie_replay", "pcie_replay", _EVENTS, False, 1.0, ease=(0, 1), label="PCIe replays"),
 )
 NAMES: Final = tuple(f.name for f in FEATURES)
 DEMAND: Final[Bools] = np.array([f.demand for f in FEATURES])
@@ -71,7 +73,7 @@ TEMP, MEM_TEMP = INDEX["temp_excess"], INDEX["mem_temp_excess"]
 # what physics makes independent of the work: scored even for work never seen before
 PHYSICAL: Final = (TEMP, MEM_TEMP, INDEX["throttled"], INDEX["ecc_sbe"], INDEX["pcie_replay"])
 _LOG = [INDEX["nvlink_traffic"], INDEX["pcie_traffic"]]
-_RATES = [INDEX["ecc_sbe"], INDEX["pcie_replay"]]
+_COUNTS = [INDEX["ecc_sbe"], INDEX["pcie_replay"]]
 _THROTTLED = INDEX["throttled"]
 _POWER = INDEX["power"]
 
@@ -108,7 +110,7 @@ class Window:
         self._sum = np.zeros((CELLS, 0, width))
         self._count = np.zeros((CELLS, 0, width))
         self._ewma = np.zeros(0)
-        self._counter = np.zeros((0, len(_RATES)))  # last value of each monotonic counter
+        self._counter = np.zeros((0, len(_COUNTS)))  # last value of each monotonic counter
         self._changed_s = np.zeros(0)
         self._work = np.zeros(0, dtype=np.int64)
         self._fb_used = np.zeros(0)
@@ -142,17 +144,16 @@ class Window:
         count = self._count[recent].sum(axis=0)
         with np.errstate(invalid="ignore", divide="ignore"):
             values = self._sum[recent].sum(axis=0) / count
-        values[:, _RATES] = np.log10(1.0 + self._rates(cell))
+        values[:, _COUNTS] = np.log10(1.0 + self._events(cell))
         held = ((self._cell > cell - CELLS)[:, None] & (self._count.max(axis=2) > 0)).sum(axis=0)
         return Features(now, values, self._ewma.copy(), held >= 2, now - self._changed_s)
 
-    def _rates(self, cell: int) -> Floats:
-        """Events per hour over the whole ring [gpus, rates]; NaN where never counted."""
+    def _events(self, cell: int) -> Floats:
+        """Events counted over the whole ring [gpus, counters]; NaN where never counted.
+        A count, not a rate: one event is one event, however short the ring."""
         live = self._cell > cell - CELLS
-        counted = self._count[live][:, :, _RATES].sum(axis=0)
-        events = self._sum[live][:, :, _RATES].sum(axis=0)
-        per_hour = 3600.0 / (self.grid_s * CELLS)
-        return np.where(counted > 0, events * per_hour, np.nan)
+        counted = self._count[live][:, :, _COUNTS].sum(axis=0)
+        return np.where(counted > 0, self._sum[live][:, :, _COUNTS].sum(axis=0), np.nan)
 
     def _row(self, frame: Frame, fresh: Floats, dt_s: float) -> Floats:
         """One frame in feature columns [gpus, features]; counters become increments."""
@@ -166,13 +167,13 @@ class Window:
         known = np.isfinite(mask)
         bits = np.where(known, mask, 0.0).astype(np.int64)
         row[:, _THROTTLED] = np.where(known, (bits & TROUBLE_BITS) != 0, np.nan)
-        counters = row[:, _RATES]
+        counters = row[:, _COUNTS]
         step = counters - self._counter
         step[step < 0] = 0.0  # a reset is not an event
         if not dt_s < 2 * CELLS * self.grid_s:
             step[:] = np.where(np.isfinite(counters), 0.0, np.nan)  # after a gap: unknown, not many
         self._counter = np.where(np.isfinite(counters), counters, self._counter)
-        row[:, _RATES] = np.where(np.isfinite(counters) & ~np.isfinite(step), 0.0, step)
+        row[:, _COUNTS] = np.where(np.isfinite(counters) & ~np.isfinite(step), 0.0, step)
         return row
 
     def _remember_power(self, power_w: Floats, dt_s: float) -> None:

@@ -174,10 +174,10 @@ def _explain(f: int, row: int, features: Features, scores: Scores, at_s: float) 
     if feature.name == "throttled":
         text = f"throttled by heat or hardware {value:.0%} of the time, normally {expected:.0%}"
         return Evidence("density", feature.metric, text, value, expected, "", part, at_s)
-    if feature.unit == "/h":
+    if feature.unit == "events":  # held as a logarithm
         value, expected = 10.0**value - 1.0, 10.0**expected - 1.0
-        text = f"{feature.label} {value:.0f} per hour, normally {expected:.0f}"
-        return Evidence("density", feature.metric, text, value, expected, "/h", part, at_s)
+        text = f"{value:.0f} {feature.label} within minutes, normally {expected:.0f}"
+        return Evidence("density", feature.metric, text, value, expected, "events", part, at_s)
     change = (value - expected) / expected if expected else 0.0
     text = (
         f"{feature.label} {value:.0f} {feature.unit}, {change:+.0%} from the {expected:.0f} "
