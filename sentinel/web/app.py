@@ -1,4 +1,4 @@
-"""The daemon's HTTP face: health, metrics, the API, the scheduler's callbacks.
+"""The daemon's HTTP face: pages, health, metrics, the API, the scheduler's callbacks.
 
 Readers get the newest snapshot or the store's history. Whatever changes something becomes a
 durable command or outcome that the next tick uses; nothing here touches live state. Reading is
@@ -31,6 +31,7 @@ from sentinel.edges.hooks.webhook import read_callback, verify
 from sentinel.errors import SentinelError
 from sentinel.web import metrics
 from sentinel.web.commands import command_routes
+from sentinel.web.pages import page_routes
 from sentinel.web.reads import read_routes
 from sentinel.web.snapshot import Snapshot
 
@@ -95,6 +96,7 @@ def create_app(
     )
     app.add_middleware(BodyLimit, limit=BODY_MAX)
     app.add_exception_handler(SentinelError, _sentinel_error)
+    page_routes(app)
     _health_routes(app, face, clock)
     _metrics_route(app, face, clock, per_gpu_metrics)
     app.include_router(read_routes(face, clock), prefix="/api/v1")
