@@ -120,8 +120,8 @@ def _annotations(
         texts["pod" if work.kind == "pod" else "workload"] = work.id
     if external_url:
         root = external_url.rstrip("/")
-        texts["dashboard_url"] = f"{root}/?incident={incident.id}"
-        texts["runbook_url"] = f"{root}/runbooks#{alertname(incident).lower()}"
+        texts["dashboard_url"] = f"{root}/api/v1/incidents/{incident.id}"
+        texts["runbook_url"] = f"{root}/runbook#{alertname(incident).lower()}"
     return texts
 
 
@@ -166,8 +166,8 @@ def _description(incident: Incident, control: Control, policy: Policy, now_s: fl
         )
     elif incident.subject.kind is SubjectKind.FLEET:
         lines.append(
-            "Look for what changed: a driver, a job, the cooling. The breaker stays open, and "
-            "nothing is fenced or moved, until a person runs: sentinel reset-breaker"
+            "Look for what changed: a driver, a job, the cooling. The breaker is latched: "
+            "nothing is fenced or moved until a person runs: sentinel reset-breaker"
         )
     elif incident.subject.kind is SubjectKind.NODE:
         lines.append(

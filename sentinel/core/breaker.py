@@ -26,6 +26,8 @@ from sentinel.core.policy import Limits
 
 NEW_FOR_S: Final = 1800.0  # a GPU that has been deviating for longer is not news of the fleet
 
+_NODES_NAMED: Final = 8
+
 
 @dataclass(frozen=True, slots=True)
 class FleetHold:
@@ -92,12 +94,14 @@ def fleet_hold(
     limit = max(float(limits.fleet_hold_gpus), limits.fleet_hold_percent / 100.0 * reporting)
     if nodes <= 1:
         limit = max(limit, 3.0)
-    on_nodes = len({o.node for o in odd.values()})
-    if len(odd) < limit or on_nodes < min(2, nodes):
+    on_nodes = sorted({o.node for o in odd.values()})
+    if len(odd) < limit or len(on_nodes) < min(2, nodes):
         return FleetHold()
+    more = ", ..." if len(on_nodes) > _NODES_NAMED else ""
     text = (
-        f"{len(odd)} GPUs on {on_nodes} nodes began to deviate at once (limit {limit:.0f} of "
-        f"{reporting} reporting): that is the work or the software, not so many broken GPUs"
+        f"{len(odd)} GPUs on {len(on_nodes)} nodes began to deviate at once (limit {limit:.0f} "
+        f"of {reporting} reporting): more likely the work or the software than so many broken "
+        f"GPUs ({', '.join(on_nodes[:_NODES_NAMED])}{more})"
     )
     return FleetHold(Reason("fleet_hold", text), hard=sum(o.hard for o in odd.values()) >= limit)
 

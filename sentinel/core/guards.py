@@ -147,7 +147,7 @@ def _stopped(control: Control, facts: Facts) -> Reason | None:
         return reason
     if control.breaker.latched:
         return Reason(
-            "breaker", f"the breaker is open until a person resets it: {control.breaker.reason}"
+            "breaker", f"the breaker is latched until a person resets it: {control.breaker.reason}"
         )
     return _newer_daemon(control, facts)
 

@@ -9,6 +9,7 @@ its kind must, so that one noisy tick neither pages nor acts.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -122,7 +123,7 @@ def opened(
         severity=severity,
         worst=severity,
         pattern=verdict.pattern,
-        score=verdict.score,
+        score=_known(verdict.score),
         evidence=verdict.evidence[:_EVIDENCE_MAX],
         gpu_uuid=verdict.gpu.uuid,
         gpu_index=verdict.gpu.index,
@@ -218,7 +219,7 @@ def _learns(incident: Incident, verdict: Verdict, dt_s: float, times: Times) -> 
         return incident
     return replace(
         incident,
-        score=max(incident.score, verdict.score),
+        score=max(incident.score, _known(verdict.score)),
         may_fence=incident.may_fence or verdict.may_fence,
         may_move=incident.may_move or verdict.may_move,
         latched=incident.latched or verdict.latch,
@@ -238,7 +239,7 @@ def _refreshed(incident: Incident, verdict: Verdict) -> Incident:
         return replace(incident, evidence=_joined(incident.evidence, hard))
     return replace(
         incident,
-        score=max(incident.score, verdict.score),
+        score=max(incident.score, _known(verdict.score)),
         pattern=verdict.pattern,
         evidence=_headed(incident.evidence, verdict.evidence),
     )
@@ -250,7 +251,7 @@ def _taken_over(incident: Incident, verdict: Verdict) -> Incident:
         kind=verdict.kind,
         worst=verdict.severity,
         pattern=verdict.pattern,
-        score=max(incident.score, verdict.score),
+        score=max(incident.score, _known(verdict.score)),
         evidence=_headed(incident.evidence, verdict.evidence),
         may_fence=verdict.may_fence,
         may_move=verdict.may_move,
@@ -258,6 +259,10 @@ def _taken_over(incident: Incident, verdict: Verdict) -> Incident:
         stronger_s=None,
         bundle_id=verdict.bundle_id or incident.bundle_id,
     )
+
+
+def _known(score: float) -> float:
+    return score if math.isfinite(score) else 0.0
 
 
 def _source(evidence: Evidence) -> tuple[str, str, float | None]:
