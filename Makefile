@@ -6,6 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+PIP_FLAGS := --quiet --disable-pip-version-check
 ARGS ?=
 
 .PHONY: help setup demo test check lint types rules generated lock clean
@@ -24,8 +25,9 @@ $(VENV)/.ready: requirements.lock setup.cfg pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (set PYTHON=...)" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "no venv could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@echo "setting up $(VENV) from requirements.lock; this takes a minute, once" >&2
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --require-hashes -r requirements.lock >&2
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable . >&2
 	@touch $@
 
 demo: setup

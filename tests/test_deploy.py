@@ -41,7 +41,9 @@ def test_amtool_takes_the_example_and_routes_by_severity(tmp_path: Path) -> None
     judge(amtool, "check-config", config)
 
     def route(*labels: str) -> str:
-        return judge(amtool, "config", "routes", "test", f"--config.file={config}", *labels).split()[0]
+        return judge(
+            amtool, "config", "routes", "test", f"--config.file={config}", *labels
+        ).split()[0]
 
     assert route("alertname=SentinelGpuFault", "severity=critical") == "pager"
     assert route("alertname=SentinelGpuDegraded", "severity=warning") == "tickets"
