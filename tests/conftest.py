@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import pytest
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sentinel.edges.store import Store
     from tests.web.moment import Face
 
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 MAY_SKIP = ("data folder", "no GPU")  # words of the reasons that a machine is allowed to have
 
 
@@ -25,17 +26,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    report = (yield).get_result()  # type: ignore[misc]
-    if not (report.skipped and item.config.getoption("--no-skips")):
-        return
-    if hasattr(report, "wasxfail"):
-        return
-    reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    if not any(words in reason for words in MAY_SKIP):
-        report.outcome = "failed"
-        report.longrepr = f"{item.nodeid} was skipped, which fails here: {reason}"
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _unskipped(item.config, (yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _unskipped(collector.config, (yield))
+
+
+def _unskipped(config: pytest.Config, report: Report) -> Report:
+    """The same report, as a failure where it was skipped without a good reason."""
+    if report.skipped and config.getoption("--no-skips") and not hasattr(report, "wasxfail"):
+        long = report.longrepr
+        reason = str(long[2] if isinstance(long, tuple) else long)
+        if not any(words in reason for words in MAY_SKIP):
+            report.outcome = "failed"
+            report.longrepr = f"{report.nodeid} was skipped, which fails here: {reason}"
+    return report
 
 
 @pytest.fixture

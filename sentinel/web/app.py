@@ -28,7 +28,7 @@ from sentinel.core.domain import (
     Outcome,
 )
 from sentinel.edges.hooks.webhook import read_callback, verify
-from sentinel.errors import SentinelError
+from sentinel.errors import ConfigError, SentinelError
 from sentinel.web import metrics
 from sentinel.web.commands import command_routes
 from sentinel.web.pages import page_routes
@@ -156,7 +156,8 @@ def _callback_route(
 
 
 async def _sentinel_error(_: Request, error: Exception) -> Response:
-    return JSONResponse({"detail": str(error)}, status_code=503)
+    code = 400 if isinstance(error, ConfigError) else 503
+    return JSONResponse({"detail": str(error)}, status_code=code)
 
 
 class BodyLimit:

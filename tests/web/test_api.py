@@ -12,7 +12,7 @@ import pytest
 
 from sentinel.core.domain import Coverage, OutcomeKind, OutcomeSource
 from sentinel.edges.hooks.webhook import sign
-from sentinel.errors import ConfigError
+from sentinel.errors import ConfigError, StateError
 from sentinel.web.app import BODY_MAX
 from tests.web.moment import AUTH, FRAME, NOW_S, SECRET, TOKEN, Face, moment
 
@@ -233,7 +233,18 @@ def test_reload_tells_what_is_wrong(
 
     monkeypatch.setattr(face, "reload", refuse)
     answer = client.post("/-/reload", headers=AUTH)
-    assert (answer.status_code, answer.json()["detail"]) == (503, "sentinel.yaml:3: mode: is wrong")
+    assert (answer.status_code, answer.json()["detail"]) == (400, "sentinel.yaml:3: mode: is wrong")
+
+
+def test_a_store_that_cannot_be_written_is_503_with_its_reason(
+    client: httpx.Client, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StateError("state.sqlite: disk full")
+
+    monkeypatch.setattr(face, "command", full)
+    answer = client.post("/api/v1/pause", headers=AUTH)
+    assert (answer.status_code, answer.json()["detail"]) == (503, "state.sqlite: disk full")
 
 
 # ---- callbacks ----------------------------------------------------------------------
