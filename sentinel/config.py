@@ -11,6 +11,7 @@ import binascii
 import dataclasses
 import os
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -20,11 +21,14 @@ from pydantic import Field, PrivateAttr
 from sentinel import configfile
 from sentinel.configfile import ConfigProblems, Document, Problem
 from sentinel.configkeys import (
+    ALERTMANAGER_PASSWORD_ENV,
+    ALERTMANAGER_TOKEN_ENV,
     HOOK_SECRET_ENV,
     PROMETHEUS_PASSWORD_ENV,
     PROMETHEUS_TOKEN_ENV,
     TOKEN_ENV,
     AlertmanagerSection,
+    BasicAuth,
     DetectionSection,
     HookSection,
     HttpSection,
@@ -41,11 +45,12 @@ from sentinel.configkeys import (
     key,
 )
 from sentinel.core.domain import Mode, Severity
+from sentinel.core.identity import Identity
 from sentinel.core.policy import Limits, Policy, Times
+from sentinel.edges.alertmanager import Target
 from sentinel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sentinel.core.frame import Identity
     from sentinel.edges.hooks.webhook import WebhookHook
 
 _MIN_TOKEN: Final = 16
@@ -119,8 +124,9 @@ class Config(Section):
         if self.state.url:
             text = "a shared database is not in this version; use state.dir"
             yield problem("state.url", text)  # its value may hold a password
-        if self.prometheus.basic_auth and self.prometheus.token_file:
-            yield problem("prometheus.token_file", "use basic_auth or token_file, not both")
+        for name, section in (("prometheus", self.prometheus), ("alertmanager", self.alertmanager)):
+            if section.basic_auth and section.token_file:
+                yield problem(f"{name}.token_file", "use basic_auth or token_file, not both")
         if any(name.lower() == "authorization" for name in self.prometheus.headers):
             yield problem("prometheus.headers", "use basic_auth or token_file for Authorization")
         if self.pull_window_s() < 2 * self.tick.interval_s:
@@ -169,8 +175,6 @@ class Config(Section):
 
     def identity(self) -> Identity:
         """How labels become nodes, jobs and tenants."""
-        from sentinel.core.frame import Identity
-
         return Identity(
             node_from=self.naming.node_from,
             node_rewrite=tuple((r.match, r.replace) for r in self.naming.node_rewrite),
@@ -207,8 +211,16 @@ class Config(Section):
             host = socket.getfqdn()
         return f"http://{host}:{port}"
 
-    def alertmanager_targets(self) -> tuple[str, ...]:
-        return self.alertmanager.urls
+    def alertmanager_targets(self) -> tuple[Target, ...]:
+        """Every Alertmanager, with what it takes to speak to it. Raises ConfigError."""
+        section = self.alertmanager
+        user, password = self._basic_auth(
+            "alertmanager.basic_auth", section.basic_auth, ALERTMANAGER_PASSWORD_ENV
+        ) or ("", "")
+        spelled = "alertmanager.token_file"
+        token = self._secret(ALERTMANAGER_TOKEN_ENV, spelled, section.token_file) or ""
+        tls = self._tls("alertmanager.ca_file", section.ca_file)
+        return tuple(Target(url, user, password, token, tls) for url in section.urls)
 
     def make_hook(self) -> WebhookHook:
         """The scheduler's hook. Raises ConfigError when hook.url or its secret is missing."""
@@ -222,6 +234,7 @@ class Config(Section):
             self.hook_secret(),
             external_url=self.external_url(),
             timeout_s=hook.timeout_s,
+            tls=self._tls("hook.ca_file", hook.ca_file),
             checkpoint=(hook.checkpoint_mode, hook.checkpoint_grace_s),
         )
 
@@ -254,18 +267,9 @@ class Config(Section):
         return secret
 
     def prometheus_auth(self) -> tuple[str, str] | None:
-        """User name and password, if the configuration names a user."""
+        """User name and password, if the configuration names a user. Raises ConfigError."""
         basic = self.prometheus.basic_auth
-        if basic is None:
-            return None
-        name = "prometheus.basic_auth.password_file"
-        password = self._secret(PROMETHEUS_PASSWORD_ENV, name, basic.password_file)
-        if password is None:
-            raise ConfigError(
-                f"{self._path or 'configuration'}: prometheus.basic_auth: needs password_file, "
-                f"or ${PROMETHEUS_PASSWORD_ENV}"
-            )
-        return basic.username, password
+        return self._basic_auth("prometheus.basic_auth", basic, PROMETHEUS_PASSWORD_ENV)
 
     def prometheus_headers(self) -> dict[str, str]:
         """Extra headers, with the bearer token among them."""
@@ -279,16 +283,22 @@ class Config(Section):
         return str(self.file(self.prometheus.ca_file)) if self.prometheus.ca_file else None
 
     def check_files(self) -> None:
-        """Reads every secret once. Raises ConfigError that tells all that is wrong."""
+        """Reads every secret and certificate once. Raises ConfigError that tells all that is
+        wrong."""
         problems = []
-        for read in (self.token, self.hook_secret, self.prometheus_auth, self.prometheus_headers):
+        for read in (
+            self.token,
+            self.hook_secret,
+            self.prometheus_auth,
+            self.prometheus_headers,
+            lambda: self._tls("prometheus.ca_file", self.prometheus.ca_file),
+            self.alertmanager_targets,
+            lambda: self._tls("hook.ca_file", self.hook.ca_file),
+        ):
             try:
                 read()
             except ConfigError as err:
                 problems.append(str(err))
-        ca = self.prometheus_ca()
-        if ca is not None and not Path(ca).is_file():
-            problems.append(f"prometheus.ca_file: {ca}: no such file")
         if self.mode == "act" and not problems and self.hook_secret() is None:
             problems.append(
                 f"hook.secret_file: is required in mode act (or ${HOOK_SECRET_ENV}): orders must "
@@ -296,6 +306,27 @@ class Config(Section):
             )
         if problems:
             raise ConfigError("\n".join(problems))
+
+    def _basic_auth(
+        self, spelled: str, basic: BasicAuth | None, env: str
+    ) -> tuple[str, str] | None:
+        if basic is None:
+            return None
+        password = self._secret(env, f"{spelled}.password_file", basic.password_file)
+        if password is None:
+            raise ConfigError(f"{spelled}: needs password_file, or ${env}")
+        return basic.username, password
+
+    def _tls(self, spelled: str, name: str) -> ssl.SSLContext | None:
+        """What a certificate file makes of TLS; None where none is named."""
+        if not name:
+            return None
+        path = self.file(name)
+        try:
+            return ssl.create_default_context(cafile=str(path))
+        except (OSError, ssl.SSLError) as err:
+            why = err.strerror or err
+            raise ConfigError(f"{spelled}: {path}: no certificates can be read ({why})") from err
 
     def _secret(self, env: str, spelled: str, name: str) -> str | None:
         """From the environment, else from the file; None where neither is named."""

@@ -27,6 +27,8 @@ TOKEN_ENV: Final = "SENTINEL_TOKEN"  # noqa: S105 - the variable's name, not its
 HOOK_SECRET_ENV: Final = "SENTINEL_HOOK_SECRET"  # noqa: S105
 PROMETHEUS_TOKEN_ENV: Final = "SENTINEL_PROMETHEUS_TOKEN"  # noqa: S105
 PROMETHEUS_PASSWORD_ENV: Final = "SENTINEL_PROMETHEUS_PASSWORD"  # noqa: S105
+ALERTMANAGER_TOKEN_ENV: Final = "SENTINEL_ALERTMANAGER_TOKEN"  # noqa: S105
+ALERTMANAGER_PASSWORD_ENV: Final = "SENTINEL_ALERTMANAGER_PASSWORD"  # noqa: S105
 
 _POLICY, _LIMITS = Policy(), Limits()
 
@@ -139,7 +141,7 @@ LabelNames = Annotated[tuple[LabelName, ...], _List]
 
 class BasicAuth(Section):
     username: str = Field(description="User name for HTTP basic authentication.")
-    password_file: str = key("", f"File with the password; or set ${PROMETHEUS_PASSWORD_ENV}.")
+    password_file: str = key("", "File with the password; or set it in the environment.")
 
 
 class PrometheusSection(Section):
@@ -152,7 +154,7 @@ class PrometheusSection(Section):
     )
     basic_auth: BasicAuth | None = key(
         None,
-        "User name and password file, where Prometheus asks for them.",
+        f"User name and password file (or ${PROMETHEUS_PASSWORD_ENV}).",
         example={"username": "sentinel", "password_file": "prometheus.password"},
     )
     token_file: str = key("", f"File with a bearer token; or set ${PROMETHEUS_TOKEN_ENV}.")
@@ -175,6 +177,13 @@ class AlertmanagerSection(Section):
         ("http://127.0.0.1:9093",),
         "Every Alertmanager of the cluster, never a load balancer; [] sends no alerts.",
     )
+    basic_auth: BasicAuth | None = key(
+        None,
+        f"User name and password file (or ${ALERTMANAGER_PASSWORD_ENV}), for all of them.",
+        example={"username": "sentinel", "password_file": "alertmanager.password"},
+    )
+    token_file: str = key("", f"File with a bearer token; or set ${ALERTMANAGER_TOKEN_ENV}.")
+    ca_file: str = key("", "File with the certificates to trust; empty: the system's.")
     timeout_s: float = key(5.0, "Longest total time of one delivery.", "s", gt=0)
 
 
@@ -323,6 +332,7 @@ class HookSection(Section):
     secret_file: str = key(
         "", f"File with the signing secret (whsec_...); or set ${HOOK_SECRET_ENV}."
     )
+    ca_file: str = key("", "File with the certificates to trust; empty: the system's.")
     timeout_s: float = key(10.0, "Longest total time of one call.", "s", gt=0)
     deadline_s: float = key(
         900.0, "An order that is not done by then is stuck and pages a person.", "s", gt=0

@@ -143,6 +143,16 @@ def test_a_bearer_token_becomes_a_header(tmp_path: Path) -> None:
     assert headers == {"X-Scope-OrgID": "gpu", "Authorization": "Bearer abc"}
 
 
+def test_every_alertmanager_is_spoken_to_as_configured(tmp_path: Path) -> None:
+    write(tmp_path / "pw", "hunter2\n")
+    auth = "basic_auth: {username: u, password_file: pw}"
+    text = URL + f"alertmanager: {{urls: ['http://a:1', 'https://b:2'], {auth}}}\n"
+    first, second = parse(text, tmp_path).alertmanager_targets()
+    assert (first.url, first.username, first.password) == ("http://a:1", "u", "hunter2")
+    assert (second.url, second.password, second.tls) == ("https://b:2", "hunter2", None)
+    assert "hunter2" not in repr(first)
+
+
 def test_every_wrong_secret_is_told_at_once_and_none_is_shown(tmp_path: Path) -> None:
     write(tmp_path / "short", "hunter2")
     write(tmp_path / "plain", "hunter2hunter2hunter2hunter2")
@@ -153,7 +163,12 @@ def test_every_wrong_secret_is_told_at_once_and_none_is_shown(tmp_path: Path) ->
     with pytest.raises(ConfigError) as caught:
         parse(text, tmp_path).check_files()
     told = str(caught.value)
-    for key in ("prometheus.token_file", "prometheus.ca_file", "http.token_file", "hook.secret"):
+    for key in (
+        "prometheus.token_file",
+        "prometheus.ca_file",
+        "http.token_file",
+        "hook.secret_file",
+    ):
         assert key in told
     assert "hunter2" not in told
     assert f"{tmp_path}/missing: cannot be read (No such file or directory)" in told
@@ -184,7 +199,8 @@ def test_the_example_means_exactly_the_defaults() -> None:
 def test_the_example_with_every_key_uncommented_means_the_defaults_too() -> None:
     text = re.sub(r"^(\s*)#(?=\w)", r"\1", configfile.example(Config, "x"), flags=re.M)
     data = yaml.safe_load(text)
-    assert data["prometheus"].pop("basic_auth")["username"] == "sentinel"
+    for section in ("prometheus", "alertmanager"):
+        assert data[section].pop("basic_auth")["username"] == "sentinel"
     assert parse(yaml.safe_dump(data)) == parse(URL)
     assert all(_has(data, key.path) for key in keys(Config) if not key.is_example)
 
