@@ -8,21 +8,16 @@ say of a GPU's health or presence is decided in `core/frame.py`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from sentinel.core.catalog import Alias, Catalog, Source
 from sentinel.core.domain import Bools, Floats, Ints, Workload
 from sentinel.core.identity import GpuLabels, Identity, exporter_of, read_gpu
+from sentinel.core.tables import Exporters, Gpus, Links, Series, Slots
 from sentinel.core.xid_edges import GAUGE, XidEdges
-
-_PACES: Final = 9  # paces of an exporter that are remembered, for their median
-_NEVER: Final = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,163 +28,16 @@ class SeriesKey:
     labels: tuple[tuple[str, str], ...]
 
 
-class _Table:
-    """Arrays of one length. `columns` gives each its type and the value of a new row."""
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """One label set, read once for all the metrics that carry it. `work` is a code."""
 
-    columns: ClassVar[Mapping[str, tuple[Any, float]]]
-
-    def __init__(self) -> None:
-        self.rows = 0  # rows promised so far; the arrays follow at `flush`
-        self._new: dict[int, dict[str, float]] = {}
-        for name, (dtype, _) in self.columns.items():
-            setattr(self, name, np.empty(0, dtype=dtype))
-
-    def add(self, **values: float) -> int:
-        """Promises a new row; what is not given has its default."""
-        self._new[self.rows] = values
-        self.rows += 1
-        return self.rows - 1
-
-    def set(self, row: int, **values: float) -> None:
-        """Changes a row, promised or real."""
-        if row in self._new:
-            self._new[row].update(values)
-        else:
-            for name, value in values.items():
-                getattr(self, name)[row] = value
-
-    def flush(self) -> None:
-        if not self._new:
-            return
-        for name, (dtype, fill) in self.columns.items():
-            new = np.array([row.get(name, fill) for row in self._new.values()], dtype=dtype)
-            setattr(self, name, np.concatenate([getattr(self, name), new]))
-        self._new.clear()
-
-    def keep(self, kept: Bools) -> Ints:
-        """Drops rows; returns the new number of each old row, -1 for the dropped."""
-        for name in self.columns:
-            setattr(self, name, getattr(self, name)[kept])
-        self.rows = int(np.count_nonzero(kept))
-        return np.where(kept, np.cumsum(kept) - 1, -1)
-
-
-class Series(_Table):
-    columns: ClassVar = {
-        "source": (np.int8, Source.NONE),
-        "column": (np.int64, -1),
-        "scale": (np.float64, 1.0),
-        "offset": (np.float64, 0.0),
-        "slot": (np.int64, -1),
-        "gpu": (np.int64, -1),
-        "link": (np.int64, -1),
-        "exporter": (np.int64, -1),
-        "work": (np.int64, 0),
-        "xid_slot": (np.int64, -1),
-        "last_s": (np.float64, _NEVER),
-    }
-    source: npt.NDArray[np.int8]
-    column: Ints
-    scale: Floats
-    offset: Floats
-    slot: Ints
-    gpu: Ints
-    link: Ints
-    exporter: Ints
-    work: Ints
-    xid_slot: Ints
-    last_s: Floats
-
-
-class Slots(_Table):
-    """`is_part`: the value of a slice or a link, not of the whole GPU."""
-
-    columns: ClassVar = {
-        "gpu": (np.int64, -1),
-        "column": (np.int64, -1),
-        "is_part": (np.bool_, False),
-        "at_s": (np.float64, _NEVER),
-        "value": (np.float64, math.nan),
-    }
-    gpu: Ints
-    column: Ints
-    is_part: Bools
-    at_s: Floats
-    value: Floats
-
-
-class Links(_Table):
-    """`busy_work` is the last work that was named, at `busy_s`; `work` may be none (0)."""
-
-    columns: ClassVar = {
-        "gpu": (np.int64, -1),
-        "exporter": (np.int64, -1),
-        "node": (np.int64, 0),
-        "rank": (np.int64, 0),
-        "first_s": (np.float64, math.inf),
-        "at_s": (np.float64, _NEVER),
-        "work": (np.int64, 0),
-        "busy_work": (np.int64, 0),
-        "busy_s": (np.float64, _NEVER),
-    }
-    gpu: Ints
-    exporter: Ints
-    node: Ints
-    rank: Ints
-    first_s: Floats
-    at_s: Floats
-    work: Ints
-    busy_work: Ints
-    busy_s: Floats
-
-
-class Exporters(_Table):
-    """`at_s` is the newest GPU sample; `up` as Prometheus says at `up_s`, 1 where it does not.
-    `paces` float64 [exporters, 9] are the last scrape intervals seen, NaN where none."""
-
-    columns: ClassVar = {
-        "at_s": (np.float64, _NEVER),
-        "up": (np.float64, 1.0),
-        "up_s": (np.float64, _NEVER),
-        "pace_count": (np.int64, 0),
-    }
-    at_s: Floats
-    up: Floats
-    up_s: Floats
-    pace_count: Ints
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.paces = np.empty((0, _PACES))
-        self.interval_s = np.empty(0)
-
-    def flush(self) -> None:
-        super().flush()
-        more = self.rows - len(self.paces)
-        self.paces = np.concatenate([self.paces, np.full((more, _PACES), np.nan)])
-        self.interval_s = np.append(self.interval_s, np.full(more, np.nan))
-
-    def keep(self, kept: Bools) -> Ints:
-        self.paces, self.interval_s = self.paces[kept], self.interval_s[kept]
-        return super().keep(kept)
-
-    def note_paces(self, exporter: Ints, pace_s: Floats) -> None:
-        """Times between neighbouring samples of one series. An exporter's interval is the
-        median of the last few batches' shortest: missed scrapes and returning series are long,
-        a shifted scrape is one short."""
-        shortest = np.full(self.rows, np.inf)
-        np.minimum.at(shortest, exporter, pace_s)
-        seen = np.flatnonzero(np.isfinite(shortest))
-        self.paces[seen, self.pace_count[seen] % _PACES] = shortest[seen]
-        self.pace_count[seen] += 1
-        count = np.minimum(self.pace_count[seen], _PACES)
-        ordered = np.sort(self.paces[seen], axis=1)  # NaN last
-        self.interval_s[seen] = ordered[np.arange(len(seen)), (count - 1) // 2]
-
-
-class Gpus(_Table):
-    columns: ClassVar = {"first_s": (np.float64, math.inf)}
-    first_s: Floats
+    plain: dict[str, str]
+    node: str
+    rank: int
+    gpu: GpuLabels
+    exporter: tuple[str, str]
+    work: int
 
 
 class Roster:
@@ -231,62 +79,67 @@ class Roster:
         return self._known
 
     def _learn(self, keys: Sequence[SeriesKey]) -> None:
-        later = []
+        read: dict[tuple[tuple[str, str], ...], _Labels] = {}  # a GPU's metrics share labels
+        later: list[tuple[SeriesKey, Alias, _Labels]] = []
         for key in keys:
-            labels = dict(key.labels)
-            alias = self._catalog.alias(key.name, labels)
-            node, rank = self._identity.node(labels)
-            gpu = read_gpu(labels, node)
-            if alias is not None and not gpu.has_uuid and alias.source is not Source.UP:
-                later.append((key, labels, alias, node, rank, gpu))
+            labels = read.get(key.labels)
+            if labels is None:
+                labels = read[key.labels] = self._read(dict(key.labels))
+            alias = self._catalog.alias(key.name, labels.plain)
+            if alias is None:
+                self._ids[key] = -1
+            elif labels.gpu.has_uuid or alias.source is Source.UP:
+                self._ids[key] = self._series(alias, labels)
             else:
-                self._ids[key] = self._series(labels, alias, node, rank, gpu)
-        for key, labels, alias, node, rank, gpu in later:  # a UUID may know their place by now
-            self._ids[key] = self._series(labels, alias, node, rank, gpu)
+                later.append((key, alias, labels))
+        for key, alias, labels in later:  # by now a UUID may be known at their place
+            self._ids[key] = self._series(alias, labels)
         for table in (self.series, self.slots, self.links, self.exporters, self.gpus):
             table.flush()
 
-    def _series(
-        self, labels: dict[str, str], alias: Alias | None, node: str, rank: int, seen: GpuLabels
-    ) -> int:
-        if alias is None:
-            return -1
-        where = exporter_of(labels, node)
+    def _read(self, labels: dict[str, str]) -> _Labels:
+        node, rank = self._identity.node(labels)
+        work = self._work(self._identity.workload(labels))
+        return _Labels(labels, node, rank, read_gpu(labels, node), exporter_of(labels, node), work)
+
+    def _series(self, alias: Alias, labels: _Labels) -> int:
+        seen = labels.gpu
         if alias.source is Source.UP:
-            return self.series.add(source=Source.UP, exporter=self._exporter(where))
-        if not (seen.id or seen.index is not None) or "nvswitch" in labels:
+            target = self._exporter(labels.exporter)
+            return self.series.add(source=Source.UP, exporter=target)
+        if not seen.id or "nvswitch" in labels.plain:
             return -1
-        target = self._exporter(where)
+        target = self._exporter(labels.exporter)
         gpu = self._gpu(seen, target)
-        link = self._link(gpu, target, node, rank)
-        slot = xid_slot = -1
-        if alias.column >= 0:
-            place = (gpu, alias.column, seen.entity)
-            if place not in self._slot_rows:
-                part = bool(seen.entity)
-                made = self.slots.add(gpu=gpu, column=alias.column, is_part=part)
-                self._slot_rows[place] = made
-            slot = self._slot_rows[place]
-        if alias.source in (Source.XID_GAUGE, Source.XID_COUNT):
-            code = GAUGE
-            told = labels.get("err_code", "")
-            if alias.source is Source.XID_COUNT:
-                told = labels.get(alias.code_label, "")
-                code = int(told) if told.isdigit() else 0
-            source = (gpu, seen.entity, where, int(alias.source), told)
-            xid_slot = self.xids.slot(source, gpu, code, alias.window_s)
         return self.series.add(
             source=alias.source,
             column=alias.column,
             scale=alias.scale,
             offset=alias.offset,
-            slot=slot,
+            slot=-1 if alias.column < 0 else self._slot(gpu, alias.column, seen.entity),
             gpu=gpu,
-            link=link,
+            link=self._link(gpu, target, labels.node, labels.rank),
             exporter=target,
-            work=self._work(self._identity.workload(labels)),
-            xid_slot=xid_slot,
+            work=labels.work,
+            xid_slot=self._xid_slot(alias, labels, gpu),
         )
+
+    def _slot(self, gpu: int, column: int, part: str) -> int:
+        place = (gpu, column, part)
+        if place not in self._slot_rows:
+            self._slot_rows[place] = self.slots.add(gpu=gpu, column=column, is_part=bool(part))
+        return self._slot_rows[place]
+
+    def _xid_slot(self, alias: Alias, labels: _Labels, gpu: int) -> int:
+        if alias.source is Source.XID_GAUGE:
+            told, code = labels.plain.get("err_code", ""), GAUGE
+        elif alias.source is Source.XID_COUNT:
+            told = labels.plain.get(alias.code_label, "")
+            code = int(told) if told.isdecimal() else 0
+        else:
+            return -1
+        source = (gpu, labels.gpu.entity, labels.exporter, int(alias.source), told)
+        return self.xids.slot(source, gpu, code, alias.window_s)
 
     def _gpu(self, seen: GpuLabels, target: int) -> int:
         place = (target, -1 if seen.index is None else seen.index)
@@ -323,10 +176,8 @@ class Roster:
             made = self.links.add(gpu=gpu, exporter=target, node=code, rank=rank)
             self._link_rows[gpu, target] = made
             return made
-        new = self.links._new.get(found)
-        old_rank = self.links.rank[found] if new is None else new["rank"]
-        old_node = self.links.node[found] if new is None else new["node"]
-        if rank < old_rank or (rank == old_rank and code != old_node):
+        old = (self.links.get(found, "rank"), self.links.get(found, "node"))
+        if rank < old[0] or (rank == old[0] and code != old[1]):
             self.links.set(found, node=code, rank=rank)
             self.renamed = True
         return found
