@@ -214,9 +214,10 @@ class Telemetry:
         slots.value[fresh] = -np.inf
         np.maximum.at(slots.value, slot[~bits], value[~bits])
         if bits.any():
-            mask = np.maximum(slots.value, 0.0).astype(np.int64)
-            np.bitwise_or.at(mask, slot[bits], value[bits].astype(np.int64))
-            slots.value[slot[bits]] = mask[slot[bits]]
+            mine, place = np.unique(slot[bits], return_inverse=True)
+            mask = np.maximum(slots.value[mine], 0.0).astype(np.int64)
+            np.bitwise_or.at(mask, place, value[bits].astype(np.int64))
+            slots.value[mine] = mask
 
     # ---- frames out -----------------------------------------------------------------
 
@@ -230,14 +231,18 @@ class Telemetry:
         xids = tuple(XidEvent(e.gpu, e.code, e.at_s) for e in edges)
         reporting = int(np.count_nonzero(presence == Presence.PRESENT))
         reason = f"Prometheus answered only in part: {why}" if partial else ""
-        coverage = Coverage(len(presence), reporting, False, partial, reason)
+        coverage = Coverage(self._heard_of(), reporting, False, partial, reason)
         return self._lay_out(at_s, presence, coverage, xids)
 
     def blind(self, at_s: float, reason: str) -> Frame:
         """A moment in which nothing could be read: the last values, with their true age."""
         presence = np.full(len(self._roster.uuids), Presence.BLIND, dtype=np.int8)
-        coverage = Coverage(len(presence), 0, True, False, reason)
+        coverage = Coverage(self._heard_of(), 0, True, False, reason)
         return self._lay_out(at_s, presence, coverage, ())
+
+    def _heard_of(self) -> int:
+        """GPUs that ever reported: a slice of history names some before their first sample."""
+        return int(np.count_nonzero(self._roster.gpus.first_s < np.inf))
 
     def _lay_out(
         self,
@@ -309,7 +314,8 @@ class Telemetry:
         down = (exporters.up == 0) & (exporters.up_s >= exporters.at_s - _TOGETHER_S)
         alive = ~down & (at_s - exporters.at_s <= limit_s)
         on = links.exporter
-        behind = exporters.at_s[on] - links.at_s >= _BEHIND * interval_s[on]
+        with np.errstate(invalid="ignore"):  # neither was heard yet: not behind
+            behind = exporters.at_s[on] - links.at_s >= _BEHIND * interval_s[on]
         heard = alive[on] & ~behind
         gpus = len(self._roster.uuids)
         present = np.bincount(links.gpu[heard], minlength=gpus) > 0
@@ -342,7 +348,8 @@ class Telemetry:
                 for row, uuid in enumerate(roster.uuids)
             )
         # one scrape without the labels of work is a gap in the labels, not an end of the work
-        held = (links.work == 0) & (links.at_s - links.busy_s < pace_s)
+        with np.errstate(invalid="ignore"):  # neither time is known: nothing to hold on to
+            held = (links.work == 0) & (links.at_s - links.busy_s < pace_s)
         told = np.where(held, links.busy_work, links.work)
         work = np.zeros(len(last_s), dtype=np.int64)
         np.maximum.at(work, links.gpu[recent], told[recent])

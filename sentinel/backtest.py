@@ -1,0 +1,202 @@
+"""What would have happened: the live core over Prometheus history, with a virtual clock.
+
+The policy is mode act with the site's own limits, applied in time order; the scheduler is
+assumed to do what it is asked. Nothing alerts, no hook is called, live state is not touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from sentinel import history
+from sentinel.config import Config
+from sentinel.core import domain
+from sentinel.core.alert import alertname
+from sentinel.core.domain import (
+    ActionKind,
+    Choice,
+    Control,
+    Decision,
+    Incident,
+    MigrationPhase,
+    Mode,
+    Outcome,
+    OutcomeKind,
+    OutcomeSource,
+    Presence,
+    Severity,
+    SubjectKind,
+    to_plain,
+)
+from sentinel.core.frame import Telemetry
+from sentinel.core.policy import Policy
+from sentinel.core.step import Inputs, advance, housekeep, sent
+from sentinel.core.verdict import Bundle, Watch
+from sentinel.data import load_catalog, load_models
+from sentinel.edges import bundle as bundles
+from sentinel.edges.prometheus import Prometheus
+
+
+class _Replay:
+    """Live state of a backtest: what advance needs, and what the report is made of."""
+
+    def __init__(self, config: Config, bundle: Bundle | None) -> None:
+        policy = config.policy()
+        self.policy: Policy = replace(
+            policy,
+            mode=Mode.ACT,
+            assume_spares=not (policy.spare_nodes or policy.spare_gpus),
+        )
+        self.bundle = bundle
+        self.watch = Watch(history.settings_of(config), load_catalog())
+        self.models = load_models()
+        self.control = Control()
+        self.outcomes: tuple[Outcome, ...] = ()
+        self.incidents: dict[str, Incident] = {}
+        self.decisions: dict[str, list[Decision]] = {}
+        self.gpu_s = 0.0
+        self.blind_gpu_s = 0.0
+
+    def tick(self, frame: domain.Frame, dt_s: float) -> None:
+        judgement = self.watch.judge(frame, self.bundle)
+        self.gpu_s += dt_s * float(np.count_nonzero(frame.presence == Presence.PRESENT))
+        unknown = (judgement.kinds == domain.UNKNOWN) & np.isfinite(frame.last_seen_s)
+        self.blind_gpu_s += dt_s * float(np.count_nonzero(unknown))
+        inputs = Inputs(frame, self.outcomes, (), self.policy, self.models)
+        step = advance(self.control, judgement, inputs, frame.at_s)
+        self.control, self.outcomes = self._obey(step, frame.at_s)
+        for decision in step.decisions:
+            self.decisions.setdefault(decision.incident_id, []).append(decision)
+        self.incidents.update(
+            (i.id, i) for i in self.control.incidents.values() if i.confirmed_at_s is not None
+        )
+
+    def _obey(self, step: domain.Step, at_s: float) -> tuple[Control, tuple[Outcome, ...]]:
+        """The assumed scheduler: every call is answered with success by the next tick."""
+        migrations = dict(step.control.migrations)
+        answers = []
+        for action in step.actions:
+            if action.kind is not ActionKind.POST:
+                continue
+            asked = sent(migrations[action.operation_id], at_s)
+            migrations[action.operation_id] = asked
+            answers.append(
+                Outcome(
+                    asked.operation_id,
+                    OutcomeKind.FINISHED,
+                    OutcomeSource.POST,
+                    at_s,
+                    "assumed by the backtest",
+                    asked.backups,
+                )
+            )
+        for op, migration in migrations.items():
+            if migration.phase is MigrationPhase.VERIFYING:
+                # recorded telemetry cannot show a move that never took place
+                migrations[op] = replace(migration, phase=MigrationPhase.DONE, since_s=at_s)
+        return replace(step.control, migrations=migrations), tuple(answers)
+
+
+def backtest(
+    config: Config,
+    start_s: float,
+    end_s: float,
+    *,
+    learn_start_s: float | None = None,
+    learn_end_s: float | None = None,
+    progress: history.Progress = lambda share, what: None,
+    prometheus: Prometheus | None = None,
+) -> dict[str, Any]:
+    """Replays (start_s, end_s] and reports every confirmed incident, with its decisions.
+
+    Learns first from (learn_start_s, learn_end_s] when given, without saving anything;
+    otherwise the newest bundle of state.dir is used, or hard evidence alone if there is none.
+    """
+    source = prometheus or history.connect(config)
+    settings = history.settings_of(config)
+    bundle: Bundle | None
+    if learn_start_s is not None and learn_end_s is not None:
+        bundle = history.learn(
+            config,
+            learn_start_s,
+            learn_end_s,
+            progress=lambda share, what: progress(0.4 * share, what),
+            prometheus=source,
+            save=False,
+        ).bundle
+    else:
+        bundle, _ = bundles.load_newest(history.bundle_dir(config), grid_s=settings.grid_s)
+    replay = _Replay(config, bundle)
+    telemetry = Telemetry(load_catalog(), config.identity())
+    step_s = config.tick.interval_s
+    warm_s = history.warm_up_s(settings)
+    ticks = history.ticks_between(start_s - warm_s, end_s, step_s)
+    slices = source.history(start_s - warm_s, end_s, slice_s=config.learn.slice_s)
+    base = 0.4 if learn_start_s is not None else 0.0
+    for place, frame in enumerate(history.frames(telemetry, slices, ticks)):
+        if frame.at_s <= start_s + 1e-6:
+            replay.watch.judge(frame, None)
+            continue
+        replay.tick(frame, step_s)
+        if place % 64 == 0:
+            replay.control = housekeep(replay.control, frame.at_s)
+            share = base + (1.0 - base) * place / len(ticks)
+            progress(share, f"replaying {_rfc3339(frame.at_s)}")
+    progress(1.0, "done")
+    return _report(replay, start_s, end_s, step_s)
+
+
+def _report(replay: _Replay, start_s: float, end_s: float, step_s: float) -> dict[str, Any]:
+    ordered = sorted(replay.incidents.values(), key=lambda i: (i.confirmed_at_s or 0.0, i.id))
+    return {
+        "schema": 1,
+        "window": {"start": _rfc3339(start_s), "end": _rfc3339(end_s), "step_s": step_s},
+        "bundle_id": replay.bundle.id if replay.bundle else None,
+        "coverage": {
+            "gpu_days": replay.gpu_s / 86_400.0,
+            "blind_gpu_days": replay.blind_gpu_s / 86_400.0,
+        },
+        "incidents": [_row(i, replay.decisions.get(i.id, [])) for i in ordered],
+    }
+
+
+def _row(incident: Incident, decisions: list[Decision]) -> dict[str, Any]:
+    acts = (Choice.FENCE, Choice.MOVE)
+    alerts = incident.worst is not Severity.INFO
+    return {
+        "id": incident.id,
+        "subject": {"kind": incident.subject.kind.value, "id": incident.subject.id},
+        "gpu_uuid": incident.gpu_uuid if incident.subject.kind is SubjectKind.GPU else None,
+        "host": incident.node,
+        "started_at": _rfc3339(incident.opened_at_s),
+        "confirmed_at": _rfc3339(incident.confirmed_at_s),
+        "resolved_at": _rfc3339(incident.resolved_at_s),
+        "alertname": alertname(incident) if alerts else None,
+        "kind": incident.kind.value,
+        "pattern": incident.pattern,
+        "severity": incident.worst.value,
+        "score": round(incident.score, 3),
+        "evidence": [to_plain(e) for e in incident.evidence],
+        "decisions": [
+            {
+                "at": _rfc3339(d.at_s),
+                "action": d.wanted.value,
+                "allowed": d.allowed,
+                "blocked_by": d.blocked_by or None,
+                "reason": d.reason,
+            }
+            for d in decisions
+        ],
+        "would_migrate": any(d.allowed and d.wanted in acts for d in decisions),
+    }
+
+
+def _rfc3339(at_s: float | None) -> str | None:
+    if at_s is None:
+        return None
+    text = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

@@ -1,0 +1,436 @@
+"""The daemon: wires the edges to the core and calls it on time.
+
+One tick: pull, fold, judge, decide, write down, act, tell. The tick thread alone owns the
+state. Everything slow happens elsewhere: hook calls in the outbox's workers, alerts in their
+senders, learning in a child process that can be killed. What those bring back is durable
+first and is read by the next tick.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from sentinel import __version__, history
+from sentinel.config import Config
+from sentinel.core.alert import project
+from sentinel.core.domain import (
+    ActionKind,
+    Command,
+    CommandKind,
+    Control,
+    Frame,
+    Judgement,
+    Migration,
+    Outcome,
+    Reason,
+    Step,
+)
+from sentinel.core.frame import Telemetry
+from sentinel.core.step import Inputs, advance, housekeep, resume
+from sentinel.core.verdict import Bundle, Watch
+from sentinel.data import load_catalog, load_models
+from sentinel.edges import bundle as bundles
+from sentinel.edges import logs, systemd
+from sentinel.edges.alertmanager import Alertmanagers
+from sentinel.edges.hooks.webhook import WebhookHook
+from sentinel.edges.outbox import Outbox
+from sentinel.edges.store import Store
+from sentinel.errors import ConfigError, DependencyError, SentinelError, StateError
+from sentinel.web.app import create_app
+from sentinel.web.server import Server
+from sentinel.web.snapshot import Snapshot, TickStats
+
+log = logging.getLogger("sentinel")
+
+_START_WAIT_S: Final = 10.0  # Prometheus may come up with us after a reboot
+_RELOADABLE: Final = frozenset({"limits", "spares", "log"})
+_FIRST_LEARN_S: Final = 300.0  # how often a daemon without a baseline tries to get one
+_LEARN_LIMIT_S: Final = 3600.0
+_LEARN_MEMORY: Final = 4 << 30
+
+
+class Daemon:
+    """Everything that lives as long as the process."""
+
+    def __init__(self, config: Config, *, clock: Callable[[], float] = time.time) -> None:
+        self.config = config
+        self._clock = clock
+        self._policy = config.policy()
+        self._catalog = load_catalog()
+        self._models = load_models()
+        self._once = logs.Once(log)
+        self._telemetry = Telemetry(self._catalog, config.identity())
+        self._watch = Watch(history.settings_of(config), self._catalog)
+        self._prometheus = history.connect(config)
+        self._store = Store.open(dir=config.state_dir())
+        self._control, self._committed = Control(), Control()
+        self._applied: tuple[tuple[Command, ...], tuple[Outcome, ...]] = ((), ())
+        self._bundle: Bundle | None = None
+        self._outbox = _outbox(config, self._store)
+        self._alertmanagers = Alertmanagers(
+            config.alertmanager_targets(), timeout_s=config.alertmanager.timeout_s
+        )
+        self._snapshot: Snapshot | None = None
+        self._stats = TickStats(interval_s=config.tick.interval_s)
+        self._learner: subprocess.Popen[bytes] | None = None
+        self._learn_started_s = 0.0
+
+    # ---- start and stop -------------------------------------------------------------
+
+    def start(self) -> None:
+        """Loads what was, and refills the rings. Raises SentinelError when it cannot work."""
+        now = self._clock()
+        before = self._store.load()
+        control, transitions = resume(before, now)
+        if transitions:
+            nothing = Judgement(np.zeros(0, dtype=np.int8), np.zeros(0))
+            self._store.commit(before, Step(control, nothing, (), transitions, ()))
+            for t in transitions:
+                log.warning("after a restart: %s %s: %s", t.entity, t.id, t.reason)
+        self._control = self._committed = control
+        self._load_bundle(at_start=True)
+        self._refill(now)
+
+    def _refill(self, now: float) -> None:
+        """The window before now, folded like live ticks: features are ready at once, and
+        what already stood before we came is history, not news."""
+        span_s = history.warm_up_s(self._watch.settings)
+        deadline = time.monotonic() + _START_WAIT_S
+        while True:
+            try:
+                ticks = history.ticks_between(now - span_s, now, self.config.tick.interval_s)
+                slices = self._prometheus.history(now - span_s, now, slice_s=span_s)
+                for frame in history.frames(self._telemetry, slices, ticks):
+                    self._watch.judge(frame, None)
+                return
+            except DependencyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1.0)
+
+    def _load_bundle(self, *, at_start: bool = False) -> None:
+        folder = history.bundle_dir(self.config)
+        found, problems = bundles.load_newest(folder, grid_s=self._watch.settings.grid_s)
+        for problem in problems:
+            log.warning("bundle passed over: %s", problem)
+        if found is None and problems and at_start:
+            raise StateError(f"no bundle in {folder} can be used: {problems[0]}")
+        if found is not None and (self._bundle is None or found.id != self._bundle.id):
+            log.info("baseline %s: %d GPU models", found.id, len(found.cohorts))
+            self._bundle = found
+
+    def close(self) -> None:
+        if self._learner is not None:
+            self._learner.kill()
+            self._learner.wait()
+        if self._outbox is not None:
+            self._outbox.close()
+        self._alertmanagers.close()
+        self._store.close()
+
+    # ---- the tick -------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """One turn of the loop. Never raises: a tick that fails is logged and counted."""
+        began = time.monotonic()
+        try:
+            self._turn(began)
+        except SentinelError as err:
+            self._once.error("tick", f"tick failed: {err}")
+            self._stats = self._stats.failed(str(err))
+        except Exception as err:  # a bug in one tick must not end the watch
+            log.exception("tick failed unexpectedly")
+            self._stats = self._stats.failed(repr(err))
+        else:
+            self._once.clear("tick", "ticks work again")
+            systemd.notify("WATCHDOG=1")
+
+    def _turn(self, began: float) -> None:
+        now = self._clock()
+        frame = self._pull(now)
+        self._reap_learner()
+        judgement = self._watch.judge(frame, self._bundle)
+        commands, outcomes = self._store.pending_commands(), self._store.pending_outcomes()
+        done_commands, done_outcomes = self._applied
+        inputs = Inputs(
+            frame=frame,
+            outcomes=tuple(o for o in outcomes if o not in done_outcomes),
+            commands=tuple(c for c in commands if c not in done_commands),
+            policy=self._policy,
+            models=self._models,
+        )
+        step = advance(self._control, judgement, inputs, now)
+        # The step holds in memory even if the disk refuses it (evidence is not seen twice),
+        # but nothing leaves this process until it is written down.
+        self._control, self._applied = step.control, (commands, outcomes)
+        self._store.commit(self._committed, step, commands=commands, outcomes=outcomes)
+        self._committed, self._applied = step.control, ((), ())
+        self._act(step, now)
+        self._tell(frame, judgement, step, now, began)
+
+    def _pull(self, now: float) -> Frame:
+        deadline_s = self.config.tick_deadline_s()
+        try:
+            samples = self._prometheus.pull(
+                now, window_s=self.config.pull_window_s(), deadline_s=deadline_s
+            )
+        except DependencyError as err:
+            self._once.error("pull", f"blind: {err}")
+            return self._telemetry.blind(now, str(err))
+        self._once.clear("pull", "Prometheus answers again")
+        self._telemetry.add(samples)
+        return self._telemetry.frame(now)
+
+    def _act(self, step: Step, now: float) -> None:
+        for action in step.actions:
+            migration = self._control.migrations.get(action.operation_id)
+            if migration is None or self._outbox is None:
+                continue
+            if action.kind is ActionKind.QUERY:
+                self._outbox.submit_query(migration)
+                continue
+            sent = self._store.mark_sent(
+                migration, now_s=now, evidence_max_age_s=self._policy.times.evidence_max_age_s
+            )
+            if isinstance(sent, Reason):
+                log.warning("%s not sent: %s", migration.operation_id, sent.text)
+                continue
+            self._replace(sent)
+            self._outbox.submit_post(sent, self._control.incidents[sent.incident_id])
+            log.info(
+                "%s sent: %s %s", sent.operation_id, sent.operation, sent.node, extra=_ids(sent)
+            )
+
+    def _replace(self, migration: Migration) -> None:
+        """SENT is on disk already: memory follows."""
+        migrations = {**self._control.migrations, migration.operation_id: migration}
+        self._control = self._committed = replace(self._control, migrations=migrations)
+
+    def _tell(
+        self, frame: Frame, judgement: Judgement, step: Step, now: float, began: float
+    ) -> None:
+        url = self.config.external_url()
+        self._alertmanagers.send(project(self._control, self._policy, now, external_url=url))
+        for t in step.transitions:
+            log.info(
+                "%s %s: %s -> %s: %s", t.entity, t.id, t.from_phase or "-", t.to_phase, t.reason
+            )
+        duration_s = time.monotonic() - began
+        self._stats = self._stats.finished(now, duration_s)
+        open_incidents = sum(1 for i in self._control.incidents.values() if i.is_open)
+        log.debug(
+            "tick: %d of %d GPUs report, %d not normal, %d incidents open, %.0f ms",
+            frame.coverage.gpus_reporting,
+            frame.coverage.gpus_expected,
+            len(judgement.verdicts),
+            open_incidents,
+            1000 * duration_s,
+        )
+        self._snapshot = Snapshot(
+            at_s=now,
+            version=__version__,
+            mode=self._policy.mode,
+            cluster=self._policy.cluster,
+            control=self._control,
+            frame=frame,
+            judgement=judgement,
+            bundle_id=self._bundle.id if self._bundle else "",
+            bundle_learnt_to_s=self._bundle.learnt_to_s if self._bundle else 0.0,
+            tick=self._stats,
+            alertmanagers=self._alertmanagers.status(),
+            rejected=dict(self._telemetry.rejected),
+        )
+
+    # ---- other jobs -----------------------------------------------------------------
+
+    def learn(self) -> None:
+        """Starts a child that learns from the last days; at most one at a time."""
+        if self._learner is not None or self.config.path is None:
+            return
+        self._write_exclusions()
+        self._learn_started_s = time.monotonic()
+        command = [sys.executable, "-m", "sentinel.cli", "learn", "--config", str(self.config.path)]
+        self._learner = subprocess.Popen(
+            [*command, "--json"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        _hold_back(self._learner.pid)
+        log.info("learning started", extra={"pid": self._learner.pid})
+
+    def learn_first(self) -> None:
+        """Without a baseline there are only hard evidence and patience: try again soon."""
+        if self._bundle is None:
+            self.learn()
+
+    def _reap_learner(self) -> None:
+        child = self._learner
+        if child is None:
+            return
+        if child.poll() is None:
+            if time.monotonic() - self._learn_started_s < _LEARN_LIMIT_S:
+                return
+            log.error("learning took over %.0f s and was stopped", _LEARN_LIMIT_S)
+            child.kill()
+        _, err = child.communicate()
+        self._learner = None
+        if child.returncode == 0:
+            self._load_bundle()
+        else:
+            tail = err.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+            self._once.error("learn", f"learning failed ({child.returncode}): {tail[0]}")
+
+    def _write_exclusions(self) -> None:
+        """Windows under an incident, for the child to leave out of what is normal."""
+        rows = [
+            {"gpu_uuid": i.gpu_uuid, "from_s": i.opened_at_s - 600.0, "to_s": i.resolved_at_s}
+            for i in self._store.incidents(limit=10_000)
+            if i.gpu_uuid and i.confirmed_at_s is not None
+        ]
+        history.exclusions_path(self.config).write_text(json.dumps(rows))
+
+    def housekeep(self) -> None:
+        """Runs in the tick's thread: drops what nobody needs any more from live state."""
+        try:
+            self._control = self._committed = housekeep(self._control, self._clock())
+            self._store.prune(self._clock())
+            bundles.prune(history.bundle_dir(self.config), keep=10)
+        except (SentinelError, OSError) as err:
+            self._once.error("housekeep", f"housekeeping failed: {err}")
+
+    # ---- the face -------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot | None:
+        return self._snapshot
+
+    def command(self, kind: CommandKind, target: str, actor: str, reason: str) -> Command:
+        return self._store.add_command(kind, target, actor, reason, at_s=self._clock())
+
+    def outcome(self, outcome: Outcome) -> None:
+        self._store.add_outcome(outcome)
+
+    def reload(self) -> None:
+        """Takes up new limits, times and spares from the file. Raises ConfigError, and keeps
+        the old ones, when the file is wrong or something else has changed in it."""
+        if self.config.path is None:
+            raise ConfigError("this configuration was not read from a file")
+        new = Config.load(self.config.path)
+        fixed = [
+            name
+            for name in type(new).model_fields
+            if name not in _RELOADABLE and getattr(new, name) != getattr(self.config, name)
+        ]
+        if fixed:
+            raise ConfigError(
+                f"{', '.join(fixed)}: changes there need a restart; nothing was taken"
+            )
+        self.config, self._policy = new, new.policy()
+        log.info("configuration reloaded from %s", new.path)
+
+    def reload_quietly(self) -> None:
+        """For SIGHUP, where nobody waits for an answer."""
+        try:
+            self.reload()
+        except SentinelError as err:
+            log.error("not reloaded: %s", err)
+
+    @property
+    def journal(self) -> Store:
+        return self._store
+
+
+def run_daemon(config: Config) -> int:
+    """Runs until SIGTERM or SIGINT. Raises SentinelError when it cannot start."""
+    logs.configure(json_lines=config.log.format == "json", level=config.log.level)
+    daemon = Daemon(config)
+    stop = threading.Event()
+    app = create_app(
+        daemon,
+        token=config.token(),
+        hook_secret=config.hook_secret(),
+        per_gpu_metrics=config.http.per_gpu_metrics,
+    )
+    server = Server(app)
+    scheduler = _schedule(daemon, config)
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        signal.signal(signal.SIGHUP, lambda *_: daemon.reload_quietly())
+        server.start(config.http.listen)
+        daemon.start()
+        scheduler.start()
+        log.info(
+            "watching %s in mode %s",
+            config.prometheus.url,
+            config.mode,
+            extra={"pid": os.getpid(), "listen": config.http.listen},
+        )
+        systemd.notify("READY=1")
+        stop.wait()
+        log.info("stopping")
+        systemd.notify("STOPPING=1")
+        return 0
+    finally:
+        if scheduler.running:
+            scheduler.shutdown(wait=True)
+        server.stop()
+        daemon.close()
+
+
+def _outbox(config: Config, store: Store) -> Outbox | None:
+    """The way to the scheduler; None where none is configured, or none may be called."""
+    secret = config.hook_secret()
+    if not config.hook.url or config.mode != "act" or secret is None:
+        return None
+    hook = WebhookHook(
+        config.hook.url,
+        secret,
+        external_url=config.external_url(),
+        timeout_s=config.hook.timeout_s,
+    )
+    return Outbox(hook, store)
+
+
+def _schedule(daemon: Daemon, config: Config) -> BackgroundScheduler:
+    scheduler = BackgroundScheduler(
+        executors={"default": ThreadPoolExecutor(2), "tick": ThreadPoolExecutor(1)},
+        # the defaults drop a run that is a second late; a late tick is better than none
+        job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+        timezone="UTC",
+    )
+    every: dict[str, Any] = {"trigger": "interval", "executor": "tick"}
+    scheduler.add_job(daemon.tick, **every, seconds=config.tick.interval_s, id="tick")
+    scheduler.add_job(daemon.housekeep, **every, minutes=10, id="housekeep")
+    if config.learn.every_h > 0:
+        scheduler.add_job(daemon.learn, **every, hours=config.learn.every_h, id="learn")
+        scheduler.add_job(daemon.learn_first, **every, seconds=_FIRST_LEARN_S, id="learn-first")
+    return scheduler
+
+
+def _hold_back(pid: int) -> None:
+    """Bounded memory and the lowest priority: learning never costs a tick."""
+    try:
+        resource.prlimit(pid, resource.RLIMIT_AS, (_LEARN_MEMORY, _LEARN_MEMORY))
+        os.setpriority(os.PRIO_PROCESS, pid, 10)
+    except (ProcessLookupError, PermissionError) as err:
+        log.warning("learning runs without limits: %s", err)
+
+
+def _ids(migration: Migration) -> dict[str, str]:
+    return {"operation_id": migration.operation_id, "incident_id": migration.incident_id}
