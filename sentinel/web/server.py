@@ -47,6 +47,7 @@ class Server:
         config = uvicorn.Config(
             self._app,
             log_config=None,
+            log_level="warning",
             access_log=False,
             lifespan="off",
             loop="asyncio",
