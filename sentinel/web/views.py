@@ -64,6 +64,7 @@ class EvidenceView(BaseModel):
     expected: float | None
     unit: str
     contribution: float
+    at: str | None
 
 
 class TickView(BaseModel):
@@ -475,6 +476,7 @@ def _evidence(e: Evidence) -> EvidenceView:
         expected=_finite(e.expected),
         unit=e.unit,
         contribution=e.contribution,
+        at=rfc3339(e.at_s),
     )
 
 
