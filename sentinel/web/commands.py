@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from sentinel.core.domain import CommandKind
-from sentinel.web import views
+from sentinel.web import shapes, views
 
 if TYPE_CHECKING:
     from sentinel.web.app import Face
@@ -52,12 +52,12 @@ def command_routes(face: Face, token: str | None) -> APIRouter:
     router = APIRouter(tags=["change"], dependencies=[Depends(authorised)], responses=_REFUSALS)
     accepted: dict[str, Any] = {"status_code": 202}
 
-    def enqueue(kind: CommandKind, order: Order, target: str = "") -> views.CommandAnswer:
+    def enqueue(kind: CommandKind, order: Order, target: str = "") -> shapes.CommandAnswer:
         command = face.command(kind, target, order.actor or "api", order.reason)
-        return views.CommandAnswer(command=views.command(command))
+        return shapes.CommandAnswer(command=views.command(command))
 
     @router.post("/api/v1/migrations/{operation_id}/cancel", **accepted)
-    def cancel(operation_id: str, order: Order | None = None) -> views.CommandAnswer:
+    def cancel(operation_id: str, order: Order | None = None) -> shapes.CommandAnswer:
         """Cancels a fence or move that has not been sent."""
         migration = face.journal.migration(operation_id)
         if migration is None:
@@ -67,12 +67,12 @@ def command_routes(face: Face, token: str | None) -> APIRouter:
         return enqueue(CommandKind.CANCEL, order or Order(), operation_id)
 
     @router.post("/api/v1/incidents/{incident_id}/release", **accepted)
-    def release_incident(incident_id: str, order: Order | None = None) -> views.CommandAnswer:
+    def release_incident(incident_id: str, order: Order | None = None) -> shapes.CommandAnswer:
         """Ends an incident by a person's word, and gives its node back."""
         return release(Release(**(order or Order()).model_dump(), target=incident_id))
 
     @router.post("/api/v1/release", **accepted)
-    def release(order: Release) -> views.CommandAnswer:
+    def release(order: Release) -> shapes.CommandAnswer:
         """Releases what an incident, a node or a GPU UUID names."""
         if not _can_release(face, order.target):
             raise HTTPException(
@@ -81,17 +81,17 @@ def command_routes(face: Face, token: str | None) -> APIRouter:
         return enqueue(CommandKind.RELEASE, order, order.target)
 
     @router.post("/api/v1/pause", **accepted)
-    def pause(order: Order | None = None) -> views.CommandAnswer:
+    def pause(order: Order | None = None) -> shapes.CommandAnswer:
         """Stops all new action; watching and alerting go on."""
         return enqueue(CommandKind.PAUSE, order or Order())
 
     @router.post("/api/v1/resume", **accepted)
-    def resume(order: Order | None = None) -> views.CommandAnswer:
+    def resume(order: Order | None = None) -> shapes.CommandAnswer:
         """Ends a pause."""
         return enqueue(CommandKind.RESUME, order or Order())
 
     @router.post("/api/v1/breaker/reset", **accepted)
-    def reset_breaker(order: Order | None = None) -> views.CommandAnswer:
+    def reset_breaker(order: Order | None = None) -> shapes.CommandAnswer:
         """Lets action go on after the breaker latched."""
         return enqueue(CommandKind.RESET_BREAKER, order or Order())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from fastapi import APIRouter, HTTPException, Query
 
 from sentinel.core.domain import KINDS, IncidentPhase, Kind, MigrationPhase, Severity
-from sentinel.web import views
+from sentinel.web import shapes, views
 from sentinel.web.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def read_routes(face: Face, clock: Callable[[], float]) -> APIRouter:
         return snapshot
 
     @router.get("/status")
-    def status() -> views.StatusView:
+    def status() -> shapes.StatusView:
         """The whole daemon at one glance."""
         return views.status(newest(), clock())
 
@@ -42,7 +42,7 @@ def read_routes(face: Face, clock: Callable[[], float]) -> APIRouter:
         model: Exactly = None,
         job: Exactly = None,
         limit: Limit = 100_000,
-    ) -> views.GpusAnswer:
+    ) -> shapes.GpusAnswer:
         """The GPUs of the last tick, worst first."""
         snapshot = newest()
         frame, kinds = snapshot.frame, snapshot.judgement.kinds
@@ -57,21 +57,21 @@ def read_routes(face: Face, clock: Callable[[], float]) -> APIRouter:
             )
 
         rows = [row for row in views.worst_first(snapshot) if matches(row)]
-        return views.GpusAnswer(
+        return shapes.GpusAnswer(
             at=views.rfc3339(snapshot.at_s),
             total=len(rows),
             gpus=views.gpus(snapshot, rows[:limit]),
         )
 
     @router.get("/gpus/{uuid}", responses={404: {"description": "No such GPU."}})
-    def gpu(uuid: str) -> views.GpuAnswer:
+    def gpu(uuid: str) -> shapes.GpuAnswer:
         """One GPU with its metrics and the evidence against it."""
         snapshot = newest()
         row = next((r for r, g in enumerate(snapshot.frame.gpus) if g.uuid == uuid), None)
         if row is None:
             raise HTTPException(404, f"no GPU {uuid} in the last tick")
         detail = views.gpu_detail(snapshot, row)
-        return views.GpuAnswer(at=views.rfc3339(snapshot.at_s), gpu=detail)
+        return shapes.GpuAnswer(at=views.rfc3339(snapshot.at_s), gpu=detail)
 
     @router.get("/incidents")
     def incidents(
@@ -81,7 +81,7 @@ def read_routes(face: Face, clock: Callable[[], float]) -> APIRouter:
         node: Exactly = None,
         gpu_uuid: Exactly = None,
         limit: Limit = 1000,
-    ) -> views.IncidentsAnswer:
+    ) -> shapes.IncidentsAnswer:
         """Incidents, newest first."""
         found = [
             i
@@ -92,17 +92,17 @@ def read_routes(face: Face, clock: Callable[[], float]) -> APIRouter:
             and (gpu_uuid is None or i.gpu_uuid == gpu_uuid)
         ]
         rows = [views.incident(i) for i in found[:limit]]
-        return views.IncidentsAnswer(total=len(found), incidents=rows)
+        return shapes.IncidentsAnswer(total=len(found), incidents=rows)
 
     @router.get("/incidents/{incident_id}", responses={404: {"description": "No such incident."}})
-    def incident(incident_id: str) -> views.IncidentAnswer:
+    def incident(incident_id: str) -> shapes.IncidentAnswer:
         """One incident, with what was decided and done about it."""
         found = face.journal.incident(incident_id)
         if found is None:
             raise HTTPException(404, f"no incident {incident_id}")
         decisions = face.journal.decisions(limit=1000, incident_id=incident_id)
         migrations = face.journal.migrations(limit=1000, incident_id=incident_id)
-        return views.IncidentAnswer(
+        return shapes.IncidentAnswer(
             incident=views.incident(found),
             decisions=[views.decision(d) for d in decisions],
             migrations=[views.migration(m) for m in migrations],
@@ -115,7 +115,7 @@ def read_routes(face: Face, clock: Callable[[], float]) -> APIRouter:
         incident_id: Exactly = None,
         node: Exactly = None,
         limit: Limit = 1000,
-    ) -> views.MigrationsAnswer:
+    ) -> shapes.MigrationsAnswer:
         """Fences, moves and unfences, newest first."""
         every = face.journal.migrations(
             limit=100_000, open_only=state == "open", incident_id=incident_id
@@ -126,22 +126,22 @@ def read_routes(face: Face, clock: Callable[[], float]) -> APIRouter:
             if (phase is None or m.phase is phase) and (node is None or m.node == node)
         ]
         rows = [views.migration(m) for m in found[:limit]]
-        return views.MigrationsAnswer(total=len(found), migrations=rows)
+        return shapes.MigrationsAnswer(total=len(found), migrations=rows)
 
     @router.get(
         "/migrations/{operation_id}", responses={404: {"description": "No such operation."}}
     )
-    def migration(operation_id: str) -> views.MigrationAnswer:
+    def migration(operation_id: str) -> shapes.MigrationAnswer:
         """One operation."""
         found = face.journal.migration(operation_id)
         if found is None:
             raise HTTPException(404, f"no operation {operation_id}")
-        return views.MigrationAnswer(migration=views.migration(found))
+        return shapes.MigrationAnswer(migration=views.migration(found))
 
     @router.get("/decisions")
-    def decisions(incident_id: Exactly = None, limit: Limit = 1000) -> views.DecisionsAnswer:
+    def decisions(incident_id: Exactly = None, limit: Limit = 1000) -> shapes.DecisionsAnswer:
         """What was decided and why, newest first."""
         rows = face.journal.decisions(limit=limit, incident_id=incident_id)
-        return views.DecisionsAnswer(decisions=[views.decision(d) for d in rows])
+        return shapes.DecisionsAnswer(decisions=[views.decision(d) for d in rows])
 
     return router

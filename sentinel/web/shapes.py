@@ -1,0 +1,244 @@
+"""The shapes of the API's answers, apart from the program's own types.
+
+A field may be added; none changes its meaning or goes within a schema number. Times are
+RFC 3339 in UTC; null is "never" or "not known".
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import BaseModel, Field
+
+SCHEMA: Final = 1
+Schema = Literal[1]
+
+
+class Versioned(BaseModel):
+    """A whole answer, as opposed to a part of one."""
+
+    schema_: Schema = Field(default=SCHEMA, serialization_alias="schema")
+
+
+class WorkloadView(BaseModel):
+    kind: str
+    id: str
+    tenant: str
+
+
+class EvidenceView(BaseModel):
+    kind: str
+    metric: str
+    text: str
+    value: float | None
+    expected: float | None
+    unit: str
+    contribution: float
+    at: str | None
+
+
+class TickView(BaseModel):
+    interval_s: float
+    count: int
+    failures: int
+    duration_s: float
+    last_finished_at: str | None
+    error: str
+
+
+class CoverageView(BaseModel):
+    gpus_expected: int
+    gpus_reporting: int
+    blind: bool
+    partial: bool
+    reason: str
+
+
+class SwitchView(BaseModel):
+    """The breaker (on = latched) or the pause (on = paused)."""
+
+    on: bool
+    reason: str
+    since: str | None
+
+
+class QuarantineView(BaseModel):
+    node: str
+    incident_id: str
+    since: str | None
+    fenced: bool
+    released_by: str
+
+
+class BundleView(BaseModel):
+    id: str
+    learnt_to: str | None
+
+
+class AlertmanagerView(BaseModel):
+    url: str
+    up: bool
+    text: str
+
+
+class StatusView(Versioned):
+    version: str
+    at: str | None
+    mode: str
+    cluster: str
+    ready: bool
+    reasons: list[str]
+    tick: TickView
+    coverage: CoverageView
+    gpus: dict[str, int]
+    incidents: dict[str, int]
+    migrations: dict[str, int]
+    breaker: SwitchView
+    pause: SwitchView
+    quarantine: list[QuarantineView]
+    bundle: BundleView | None
+    alertmanagers: list[AlertmanagerView]
+    samples_rejected: dict[str, int]
+
+
+class GpuView(BaseModel):
+    uuid: str
+    node: str
+    index: int | None
+    model: str
+    kind: str
+    presence: str
+    score: float | None
+    severity: str | None
+    pattern: str | None
+    last_seen_at: str | None
+    workload: WorkloadView | None
+
+
+class MetricView(BaseModel):
+    name: str
+    value: float
+    age_s: float
+
+
+class GpuDetailView(GpuView):
+    metrics: list[MetricView]
+    evidence: list[EvidenceView]
+
+
+class SubjectView(BaseModel):
+    kind: str
+    id: str
+
+
+class IncidentView(BaseModel):
+    id: str
+    subject: SubjectView
+    gpu_uuid: str | None
+    node: str
+    model: str
+    phase: str
+    kind: str
+    severity: str
+    pattern: str
+    score: float
+    alertname: str | None
+    opened_at: str | None
+    confirmed_at: str | None
+    resolved_at: str | None
+    held_s: float
+    workload: WorkloadView | None
+    moved: bool
+    fenced: bool
+    latched: bool
+    hold_reason: str
+    released_by: str
+    bundle_id: str
+    evidence: list[EvidenceView]
+
+
+class PlaceView(BaseModel):
+    node: str
+    gpu_uuids: list[str]
+
+
+class MigrationView(BaseModel):
+    operation_id: str
+    incident_id: str
+    operation: str
+    phase: str
+    node: str
+    gpu_uuids: list[str]
+    workload: WorkloadView | None
+    attempt: int
+    planned_at: str | None
+    since: str | None
+    deadline_at: str | None
+    backups: list[PlaceView]
+    placement: list[PlaceView]
+    reason: str
+    cancelled_by: str
+
+
+class DecisionView(BaseModel):
+    at: str | None
+    incident_id: str
+    wanted: str
+    choice: str
+    allowed: bool
+    blocked_by: str
+    reason: str
+
+
+class CommandView(BaseModel):
+    id: int
+    kind: str
+    target: str
+    actor: str
+    reason: str
+    at: str | None
+
+
+class GpusAnswer(Versioned):
+    """`total` counts what matched, `gpus` holds the first of them."""
+
+    at: str | None
+    total: int
+    gpus: list[GpuView]
+
+
+class GpuAnswer(Versioned):
+    at: str | None
+    gpu: GpuDetailView
+
+
+class IncidentsAnswer(Versioned):
+    total: int
+    incidents: list[IncidentView]
+
+
+class IncidentAnswer(Versioned):
+    """One incident, with what was decided and done about it, newest first."""
+
+    incident: IncidentView
+    decisions: list[DecisionView]
+    migrations: list[MigrationView]
+
+
+class MigrationsAnswer(Versioned):
+    total: int
+    migrations: list[MigrationView]
+
+
+class MigrationAnswer(Versioned):
+    migration: MigrationView
+
+
+class DecisionsAnswer(Versioned):
+    decisions: list[DecisionView]
+
+
+class CommandAnswer(Versioned):
+    """A command that is on disk; the next tick carries it out, or says why not."""
+
+    command: CommandView
