@@ -1,27 +1,39 @@
 """When everything is held: too little telemetry, or too much of the fleet at once.
 
-Decides whether this tick may be acted on at all; never for or against one GPU.
+Decides whether this tick may be acted on at all, and the life of the one incident that
+says so to people; never for or against one GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from sentinel.core.domain import (
     Control,
+    Evidence,
     Frame,
+    Incident,
     IncidentPhase,
     Kind,
     Presence,
     Reason,
+    Severity,
+    Subject,
     SubjectKind,
     Verdict,
 )
-from sentinel.core.incident import stands
+from sentinel.core.incident import (
+    Change,
+    closed,
+    enters,
+    incident_id,
+    severity_rank,
+    stands,
+)
 from sentinel.core.policy import Limits
 
 NEW_FOR_S: Final = 1800.0  # a GPU that has been deviating for longer is not news of the fleet
@@ -122,3 +134,78 @@ def _odd_gpus(verdicts: tuple[Verdict, ...], control: Control, now_s: float) -> 
         ):
             odd[i.gpu_uuid] = _Odd(i.node, i.kind is not Kind.DEVIANT)
     return {uuid: o for uuid, o in odd.items() if o.node not in control.quarantine}
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFinding:
+    """Something that concerns the fleet as a whole, as long as it stands."""
+
+    kind: Kind
+    severity: Severity
+    pattern: str
+    text: str
+    confirm_for_s: float
+
+
+def fold_fleet(
+    incident: Incident | None,
+    finding: FleetFinding | None,
+    cluster: str,
+    now_s: float,
+    dt_s: float,
+    clear_for_s: float,
+) -> Change | None:
+    """One fleet incident, from first sign to all clear. None when there is nothing."""
+    if incident is None:
+        if finding is None:
+            return None
+        incident = _fleet_opened(finding, cluster, now_s)
+        dt_s = 0.0
+    incident = replace(incident, last_tick_s=now_s, held_s=incident.held_s + dt_s)
+    if finding is None:
+        return _fleet_clears(incident, now_s, dt_s, clear_for_s)
+    worst = max(incident.worst, finding.severity, key=severity_rank)
+    evidence = (Evidence("fleet", "", finding.text, at_s=now_s),)
+    incident = replace(incident, worst=worst, evidence=evidence)
+    if incident.phase is IncidentPhase.CONFIRMED:
+        return Change(incident)
+    suspected = incident.phase is IncidentPhase.SUSPECTED
+    if suspected and incident.held_s < finding.confirm_for_s:
+        return Change(incident)
+    if suspected:
+        incident = replace(incident, confirmed_at_s=now_s)
+    incident = replace(incident, held_s=0.0)
+    return Change(enters(incident, IncidentPhase.CONFIRMED, now_s), finding.text)
+
+
+def _fleet_opened(finding: FleetFinding, cluster: str, now_s: float) -> Incident:
+    subject = Subject(SubjectKind.FLEET, cluster)
+    return Incident(
+        id=incident_id(cluster, subject, finding.kind, now_s),
+        subject=subject,
+        phase=IncidentPhase.SUSPECTED,
+        opened_at_s=now_s,
+        since_s=now_s,
+        held_s=0.0,
+        last_tick_s=now_s,
+        kind=finding.kind,
+        severity=finding.severity,
+        worst=finding.severity,
+        pattern=finding.pattern,
+        score=0.0,
+        evidence=(),
+    )
+
+
+def _fleet_clears(incident: Incident, now_s: float, dt_s: float, clear_for_s: float) -> Change:
+    if incident.phase is IncidentPhase.SUSPECTED:
+        left_s = incident.held_s - 2.0 * dt_s  # this tick's time was added above
+        if left_s > 0.0:
+            return Change(replace(incident, held_s=left_s))
+        return Change(closed(replace(incident, held_s=0.0), now_s), "over before confirmed")
+    if incident.phase is IncidentPhase.CONFIRMED:
+        over = enters(replace(incident, held_s=0.0), IncidentPhase.CLEARING, now_s)
+        return Change(over, "no longer seen")
+    if incident.held_s < clear_for_s:
+        return Change(incident)
+    return Change(closed(incident, now_s), f"not seen for {incident.held_s:.0f} s")

@@ -104,20 +104,27 @@ def _why_not_leave(
 ) -> Reason | None:
     if plan.operation is Operation.FENCE:
         return guards.why_not_fence(incident, ledger.view(), facts, own=plan)
-    need = _need(incident, frozenset(plan.exclude_nodes), fleet)
-    if isinstance(need, Need):
-        reserved = sum(len(b.gpu_uuids) for b in plan.backups)
-        assumed = any(b.node.startswith(placement.ASSUMED) for b in plan.backups)
-        if need.workload != plan.workload:
-            need = Reason("no_workload", f"other work runs there now: {need.workload.id}")
-        elif len(need.models) > reserved and not assumed:
-            text = f"the work needs {len(need.models)} GPUs now, {reserved} are reserved"
-            need = Reason("no_backup", text)
+
+    def need() -> Need | Reason:
+        found = _need(incident, frozenset(plan.exclude_nodes), fleet)
+        return found if isinstance(found, Reason) else _fits(plan, found)
 
     def backups(_: Need) -> tuple[Backup, ...] | Reason:
         return placement.still_free(plan.backups, fleet) or plan.backups
 
     return guards.why_not_move(incident, need, backups, ledger.view(), facts, own=plan)
+
+
+def _fits(plan: Migration, need: Need) -> Need | Reason:
+    """Whether the plan is still one for the work as it now is."""
+    reserved = sum(len(b.gpu_uuids) for b in plan.backups)
+    assumed = any(b.node.startswith(placement.ASSUMED) for b in plan.backups)
+    if need.workload != plan.workload:
+        return Reason("no_workload", f"other work runs there now: {need.workload.id}")
+    if len(need.models) > reserved and not assumed:
+        text = f"the work needs {len(need.models)} GPUs now, {reserved} are reserved"
+        return Reason("no_backup", text)
+    return need
 
 
 def _cancel(plan: Migration, why: str, ledger: Ledger, by: str = "") -> None:
@@ -141,7 +148,10 @@ def work_on(incident: Incident, fleet: Fleet) -> Workload | Reason:
     work = incident.workload
     if work is None:
         return Reason("no_workload", "which work ran on this GPU is not known")
-    elsewhere = set(fleet.nodes_running(work)) - set(incident.workload_nodes)
+    running = fleet.nodes_running(work)
+    if not incident.workload_nodes and incident.node not in running:
+        return Reason("no_workload", f"whether {work.id} still runs here is not known")
+    elsewhere = set(running) - set(incident.workload_nodes or running)
     if elsewhere:
         return Reason("no_workload", f"{work.id} already runs on {', '.join(sorted(elsewhere))}")
     return work
@@ -210,22 +220,21 @@ def _move(
     own = _own_open(incident, Operation.MOVE, ledger)
     if own is not None:
         return _Answer(Choice.MOVE, Choice.MOVE, "", own.reason)
-    need = _need(incident, leave, fleet)
-    found: list[tuple[Backup, ...]] = []
+    found: list[tuple[Need, tuple[Backup, ...]]] = []
 
-    def backups(wanted: Need) -> tuple[Backup, ...] | Reason:
+    def backups(need: Need) -> tuple[Backup, ...] | Reason:
         avoid = _refused_by(incident, ledger)
-        answer = placement.place(wanted, fleet, ledger.view(), facts.policy, models, avoid=avoid)
+        answer = placement.place(need, fleet, ledger.view(), facts.policy, models, avoid=avoid)
         if not isinstance(answer, Reason):
-            found.append(answer)
+            found.append((need, answer))
         return answer
 
-    reason = guards.why_not_move(incident, need, backups, ledger.view(), facts)
+    reason = guards.why_not_move(
+        incident, lambda: _need(incident, leave, fleet), backups, ledger.view(), facts
+    )
     if reason is not None:
         return _hold(Choice.MOVE, reason)
-    assert isinstance(need, Need)
-    assert found
-    plan = _plan_move(incident, need, found[0], ledger, fleet, facts)
+    plan = _plan_move(incident, *found[0], ledger, fleet, facts)
     ledger.plan(plan)
     return _Answer(Choice.MOVE, Choice.MOVE, "", plan.reason)
 

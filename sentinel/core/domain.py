@@ -305,7 +305,7 @@ class Incident:
     worst: Severity = Severity.INFO
     stronger_s: float | None = None  # how long a stronger verdict than this has stood
     gpu_index: int | None = None
-    workload_nodes: tuple[str, ...] = ()  # where its work ran when it opened
+    workload_nodes: tuple[str, ...] = ()  # where its work ran when it opened; () = not kept
     answer: str = ""  # the last decision, as codes: only a change is news
     alert_since_s: float | None = None
     past_alerts: tuple[PastAlert, ...] = ()

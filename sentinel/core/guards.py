@@ -67,14 +67,14 @@ def why_not_fence(
 
 def why_not_move(
     incident: Incident,
-    need: Need | Reason,
+    find_need: Callable[[], Need | Reason],
     find_backups: Callable[[Need], tuple[Backup, ...] | Reason],
     control: Control,
     facts: Facts,
     own: Migration | None = None,
 ) -> Reason | None:
-    """Why the work on the incident's GPU is not moved, or None. `need` is a reason where no
-    work was found; backups are looked for last, when nothing else forbids the move."""
+    """Why the work on the incident's GPU is not moved, or None. The work is looked for once
+    nothing forbids to act, and its backups last: both cost a walk over the fleet."""
     limits = facts.policy.limits
     first = (
         _stopped(control, facts)
@@ -85,6 +85,7 @@ def why_not_move(
     )
     if first is not None:
         return first
+    need = find_need()
     if isinstance(need, Reason):
         return need
     second = (

@@ -154,7 +154,7 @@ def deviates(
     if incident.phase is IncidentPhase.CONFIRMED:
         return Change(replace(incident, held_s=held_s))
     if incident.phase is IncidentPhase.CLEARING:
-        back = _enters(replace(incident, held_s=0.0), IncidentPhase.CONFIRMED, now_s)
+        back = enters(replace(incident, held_s=0.0), IncidentPhase.CONFIRMED, now_s)
         return Change(back, f"{verdict.kind} again")
     return _suspected(replace(incident, held_s=held_s), now_s, times, folded)
 
@@ -171,7 +171,7 @@ def recovers(
         return _doubts(incident, now_s, dt_s, times)
     if incident.phase is IncidentPhase.CONFIRMED:
         why = "normal after a reset" if reset else "normal again"
-        return Change(_enters(replace(incident, held_s=0.0), IncidentPhase.CLEARING, now_s), why)
+        return Change(enters(replace(incident, held_s=0.0), IncidentPhase.CLEARING, now_s), why)
     incident = replace(incident, held_s=incident.held_s + dt_s)
     wait_s = times.clear_latched_for_s if incident.latched else times.clear_for_s
     if incident.held_s < wait_s or busy:
@@ -180,7 +180,7 @@ def recovers(
 
 
 def closed(incident: Incident, now_s: float) -> Incident:
-    return replace(_enters(incident, IncidentPhase.RESOLVED, now_s), resolved_at_s=now_s)
+    return replace(enters(incident, IncidentPhase.RESOLVED, now_s), resolved_at_s=now_s)
 
 
 def _doubts(incident: Incident, now_s: float, dt_s: float, times: Times) -> Change:
@@ -200,7 +200,7 @@ def _suspected(incident: Incident, now_s: float, times: Times, folded: bool) -> 
         return Change(incident)
     incident = replace(incident, confirmed_at_s=now_s)
     why = f"{incident.kind} for {incident.held_s:.0f} s: {incident.pattern}"
-    return Change(_enters(incident, IncidentPhase.CONFIRMED, now_s), why)
+    return Change(enters(incident, IncidentPhase.CONFIRMED, now_s), why)
 
 
 def _learns(incident: Incident, verdict: Verdict, dt_s: float, times: Times) -> Incident:
@@ -291,7 +291,7 @@ def _alert_severity(worst: Severity, incident: Incident) -> Severity:
     return Severity.WARNING if calm and worst is Severity.CRITICAL else worst
 
 
-def _enters(incident: Incident, phase: IncidentPhase, now_s: float) -> Incident:
+def enters(incident: Incident, phase: IncidentPhase, now_s: float) -> Incident:
     return replace(incident, phase=phase, since_s=now_s)
 
 
@@ -314,81 +314,6 @@ def _shown(before: Incident, after: Incident, now_s: float) -> Incident:
 def settle(before: Incident | None, after: Incident, now_s: float) -> Incident:
     """The last touch of every change: severity and alert identity as they are now told."""
     return _shown(before or replace(after, phase=IncidentPhase.SUSPECTED), after, now_s)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetFinding:
-    """Something that concerns the fleet as a whole, as long as it stands."""
-
-    kind: Kind
-    severity: Severity
-    pattern: str
-    text: str
-    confirm_for_s: float
-
-
-def fold_fleet(
-    incident: Incident | None,
-    finding: FleetFinding | None,
-    cluster: str,
-    now_s: float,
-    dt_s: float,
-    clear_for_s: float,
-) -> Change | None:
-    """One fleet incident, from first sign to all clear. None when there is nothing."""
-    if incident is None:
-        if finding is None:
-            return None
-        incident = _fleet_opened(finding, cluster, now_s)
-        dt_s = 0.0
-    incident = replace(incident, last_tick_s=now_s, held_s=incident.held_s + dt_s)
-    if finding is None:
-        return _fleet_clears(incident, now_s, dt_s, clear_for_s)
-    worst = max(incident.worst, finding.severity, key=severity_rank)
-    evidence = (Evidence("fleet", "", finding.text, at_s=now_s),)
-    incident = replace(incident, worst=worst, evidence=evidence)
-    if incident.phase is IncidentPhase.CONFIRMED:
-        return Change(incident)
-    suspected = incident.phase is IncidentPhase.SUSPECTED
-    if suspected and incident.held_s < finding.confirm_for_s:
-        return Change(incident)
-    if suspected:
-        incident = replace(incident, confirmed_at_s=now_s)
-    incident = replace(incident, held_s=0.0)
-    return Change(_enters(incident, IncidentPhase.CONFIRMED, now_s), finding.text)
-
-
-def _fleet_opened(finding: FleetFinding, cluster: str, now_s: float) -> Incident:
-    subject = Subject(SubjectKind.FLEET, cluster)
-    return Incident(
-        id=incident_id(cluster, subject, finding.kind, now_s),
-        subject=subject,
-        phase=IncidentPhase.SUSPECTED,
-        opened_at_s=now_s,
-        since_s=now_s,
-        held_s=0.0,
-        last_tick_s=now_s,
-        kind=finding.kind,
-        severity=finding.severity,
-        worst=finding.severity,
-        pattern=finding.pattern,
-        score=0.0,
-        evidence=(),
-    )
-
-
-def _fleet_clears(incident: Incident, now_s: float, dt_s: float, clear_for_s: float) -> Change:
-    if incident.phase is IncidentPhase.SUSPECTED:
-        left_s = incident.held_s - 2.0 * dt_s  # this tick's time was added above
-        if left_s > 0.0:
-            return Change(replace(incident, held_s=left_s))
-        return Change(closed(replace(incident, held_s=0.0), now_s), "over before confirmed")
-    if incident.phase is IncidentPhase.CONFIRMED:
-        over = _enters(replace(incident, held_s=0.0), IncidentPhase.CLEARING, now_s)
-        return Change(over, "no longer seen")
-    if incident.held_s < clear_for_s:
-        return Change(incident)
-    return Change(closed(incident, now_s), f"not seen for {incident.held_s:.0f} s")
 
 
 def stuck_incident(

@@ -83,6 +83,7 @@ class Fleet:
             )
         self.frame = frame
         self.kinds = judgement.kinds
+        self._running: dict[Workload, tuple[str, ...]] = {}
 
     @cached_property
     def rows(self) -> dict[str, int]:
@@ -111,8 +112,11 @@ class Fleet:
 
     def nodes_running(self, work: Workload) -> tuple[str, ...]:
         """The nodes whose telemetry, of this very tick, shows the work."""
-        rows = self.by_work.get(work, [])
-        return tuple(sorted({self.frame.gpus[r].node for r in rows if self.present(r)}))
+        if work not in self._running:
+            rows = self.by_work.get(work, [])
+            nodes = {self.frame.gpus[r].node for r in rows if self.present(r)}
+            self._running[work] = tuple(sorted(nodes))
+        return self._running[work]
 
 
 @dataclass(frozen=True, slots=True)

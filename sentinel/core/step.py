@@ -28,17 +28,10 @@ from sentinel.core.domain import (
     Step,
     SubjectKind,
     Transition,
+    Workload,
 )
 from sentinel.core.guards import Facts
-from sentinel.core.incident import (
-    Change,
-    FleetFinding,
-    Sighting,
-    deviates,
-    fold_fleet,
-    opened,
-    recovers,
-)
+from sentinel.core.incident import Change, Sighting, deviates, opened, recovers
 from sentinel.core.invariants import check_invariants
 from sentinel.core.ledger import Ledger
 from sentinel.core.migration import sent
@@ -48,6 +41,7 @@ from sentinel.core.policy import Policy, Times
 __all__ = ["Inputs", "advance", "check_invariants", "housekeep", "resume", "sent"]
 
 _EMPTY_FOR_S = 300.0  # a fleet of which nothing was ever seen may still be starting
+_SPREAD_KEPT = 64
 _RESOLVED_KEPT_S = 3600.0
 _MIGRATION_KEPT_S = 25 * 3600.0  # limits look back a day
 
@@ -204,8 +198,7 @@ def _fold_gpus(
         incident = before
         if incident is None:
             work = fleet.frame.workloads[row]
-            nodes = {*(fleet.nodes_running(work) if work else ()), verdict.gpu.node}
-            sighting = Sighting(verdict, work, tuple(sorted(nodes)))
+            sighting = Sighting(verdict, work, _spread(work, verdict.gpu.node, fleet))
             incident = opened(sighting, ledger.cluster, now_s, ledger.incidents)
         else:
             incident = _with_work(incident, row, fleet)
@@ -232,8 +225,15 @@ def _with_work(incident: Incident, row: int, fleet: Fleet) -> Incident:
     work = fleet.frame.workloads[row]
     if work is None or work == incident.workload or not fleet.present(row):
         return incident
-    nodes = tuple(sorted({*fleet.nodes_running(work), incident.node}))
+    nodes = _spread(work, incident.node, fleet)
     return replace(incident, workload=work, workload_nodes=nodes)
+
+
+def _spread(work: Workload | None, node: str, fleet: Fleet) -> tuple[str, ...]:
+    """Where the work runs, the failing node included. Empty for very large work: a list of a
+    thousand names in each of a thousand incidents would be worth less than it costs."""
+    running = fleet.nodes_running(work) if work else ()
+    return () if len(running) > _SPREAD_KEPT else tuple(sorted({*running, node}))
 
 
 def _fold_fleet(
@@ -246,7 +246,7 @@ def _fold_fleet(
         if i.is_open and i.subject.kind is SubjectKind.FLEET
     }
     blind = running.get(True)
-    change = fold_fleet(
+    change = breaker.fold_fleet(
         blind, _blindness(frame, policy), policy.cluster, now_s, dt_s, 0.5 * times.tick_s
     )
     if change is not None:
@@ -257,10 +257,10 @@ def _fold_fleet(
     if hold.reason is not None:
         kind = Kind.FAULT if hold.hard else Kind.DEVIANT
         wait_s = times.fault_for_s if hold.hard else times.deviant_for_s
-        finding = FleetFinding(
+        finding = breaker.FleetFinding(
             kind, Severity.CRITICAL, "fleet-wide deviation", hold.reason.text, wait_s
         )
-    change = fold_fleet(event, finding, policy.cluster, now_s, dt_s, times.clear_for_s)
+    change = breaker.fold_fleet(event, finding, policy.cluster, now_s, dt_s, times.clear_for_s)
     if change is None:
         return
     after = ledger.put(event, change)
@@ -269,7 +269,7 @@ def _fold_fleet(
         ledger.latch(change.why)
 
 
-def _blindness(frame: Frame, policy: Policy) -> FleetFinding | None:
+def _blindness(frame: Frame, policy: Policy) -> breaker.FleetFinding | None:
     """Blind or nearly so, on two ticks in a row."""
     coverage = frame.coverage
     percent = breaker.coverage_percent(frame)
@@ -280,7 +280,7 @@ def _blindness(frame: Frame, policy: Policy) -> FleetFinding | None:
     never = coverage.gpus_expected == 0 and not coverage.blind
     severity = Severity.CRITICAL if coverage.blind or never else Severity.WARNING
     wait_s = _EMPTY_FOR_S if never else 0.5 * policy.times.tick_s
-    return FleetFinding(Kind.UNKNOWN, severity, "telemetry missing", text, wait_s)
+    return breaker.FleetFinding(Kind.UNKNOWN, severity, "telemetry missing", text, wait_s)
 
 
 def _wait(ledger: Ledger, fleet: Fleet, times: Times, dt_s: float, blind: bool) -> None:
