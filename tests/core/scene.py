@@ -203,6 +203,24 @@ class Scene:
         return self.decisions[-1].blocked_by
 
 
+def failed(scene, node=0, **kw):
+    """The scene once a GPU of the node has failed."""
+    scene.breaks(node, **kw)
+    scene.tick()
+    return scene
+
+
+def moved(scene):
+    """The scene after the whole story: failed, fenced, moved, verified."""
+    failed(scene)
+    scene.tick(scene.finishes(scene.posts[-1]))
+    move = scene.last(Operation.MOVE)
+    scene.carry(move)
+    scene.tick(scene.finishes(move.operation_id, move.backups))
+    scene.ticks(5)
+    return scene
+
+
 __all__ = [
     "JOB",
     "ROOMY",
@@ -211,6 +229,8 @@ __all__ = [
     "MigrationPhase",
     "Operation",
     "Scene",
+    "failed",
+    "moved",
     "uuid",
     "verdict",
 ]

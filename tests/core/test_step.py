@@ -1,4 +1,4 @@
-"""The main line of a tick: who is fenced, what moves, and everything that forbids it."""
+"""The main line of a tick: who is fenced, what moves, and that nothing happens twice."""
 
 import time
 from dataclasses import replace
@@ -7,27 +7,22 @@ import numpy as np
 import pytest
 
 from sentinel.core.domain import (
-    Breaker,
     Choice,
     CommandKind,
     Control,
     IncidentPhase,
     Kind,
     MigrationPhase,
-    Mode,
     Operation,
     OutcomeKind,
     OutcomeSource,
-    Quarantine,
     Severity,
     SubjectKind,
-    Workload,
     from_plain,
     to_plain,
 )
-from sentinel.core.policy import Limits
 from sentinel.core.step import Inputs, advance, check_invariants, housekeep, resume
-from tests.core.scene import JOB, ROOMY, Backup, Scene, uuid
+from tests.core.scene import JOB, Backup, Scene, failed, moved, uuid
 
 P, K = MigrationPhase, OutcomeKind
 FENCE, MOVE, UNFENCE = Operation.FENCE, Operation.MOVE, Operation.UNFENCE
@@ -38,24 +33,6 @@ def scene():
     """A job of four GPUs on node-0, and a node of spares."""
     scene = Scene()
     scene.runs([0])
-    return scene
-
-
-def failed(scene, node=0, **kw):
-    """The same, with a GPU that has just failed."""
-    scene.breaks(node, **kw)
-    scene.tick()
-    return scene
-
-
-def moved(scene):
-    """The whole story: failed, fenced, moved, verified."""
-    failed(scene)
-    scene.tick(scene.finishes(scene.posts[-1]))
-    move = scene.last(MOVE)
-    scene.carry(move)
-    scene.tick(scene.finishes(move.operation_id, move.backups))
-    scene.ticks(5)
     return scene
 
 
@@ -164,218 +141,6 @@ class TestMainLine:
         assert scene.last(MOVE) is None
         assert scene.blocked() == "no_workload"
         assert "already runs on node-3" in scene.decisions[-1].reason
-
-
-class TestHeld:
-    """Every guard, by its code, in the order in which they are asked."""
-
-    @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
-    def test_a_mode_that_watches_says_what_it_would_do(self, mode):
-        scene = Scene(mode=mode)
-        scene.runs([0])
-        failed(scene)
-        scene.ticks(5)
-        assert [(d.wanted, d.choice, d.blocked_by) for d in scene.decisions] == [
-            (Choice.FENCE, Choice.HOLD, "mode"),
-            (Choice.MOVE, Choice.HOLD, "mode"),
-        ]
-        assert scene.control.migrations == {}
-        assert "observe" in scene.incident().hold_reason or mode is Mode.RECOMMEND
-
-    def stop(self, scene, how):
-        match how:
-            case "paused":
-                scene.tick(commands=[scene.command(CommandKind.PAUSE)])
-            case "breaker":
-                scene.control = replace(scene.control, breaker=Breaker(True, "test", scene.now))
-            case "coverage":
-                scene.silent.update({"node-2", "node-3"})
-            case "fleet_hold":
-                for n in range(4):
-                    scene.breaks(2, n, kind=Kind.DEVIANT)
-                    scene.breaks(3, n, kind=Kind.DEVIANT)
-
-    @pytest.mark.parametrize("how", ["paused", "breaker", "coverage", "fleet_hold"])
-    def test_nothing_is_fenced_while_everything_is_held(self, scene, how):
-        self.stop(scene, how)
-        failed(scene)
-        assert scene.posts == []
-        assert how in {
-            d.blocked_by for d in scene.decisions if d.incident_id == scene.incident(0).id
-        }
-        assert not any(m.phase.is_open for m in scene.control.migrations.values())
-
-    @pytest.mark.parametrize("how", ["paused", "breaker", "coverage", "fleet_hold"])
-    def test_nothing_is_moved_while_everything_is_held(self, scene, how):
-        failed(scene)
-        self.stop(scene, how)
-        scene.tick(scene.finishes(scene.posts[-1]))
-        assert scene.last(MOVE) is None
-        assert scene.incident(0).fenced
-
-    @pytest.mark.parametrize("how", ["paused", "breaker", "coverage", "fleet_hold"])
-    def test_a_plan_that_has_not_left_is_cancelled_when_a_guard_objects(self, scene, how):
-        scene.post = False
-        failed(scene)
-        assert scene.phase(FENCE) is P.PLANNED
-        self.stop(scene, how)
-        scene.tick()
-        assert scene.phase(FENCE) is P.CANCELLED
-        assert how in scene.last(FENCE).reason
-
-    def test_it_is_planned_anew_once_nothing_forbids_it(self, scene):
-        scene.post = False
-        failed(scene)
-        scene.tick(commands=[scene.command(CommandKind.PAUSE)])
-        scene.post = True
-        scene.tick(commands=[scene.command(CommandKind.RESUME)])
-        assert scene.phase(FENCE) is P.SENT
-        assert scene.last(FENCE).attempt == 2
-
-    def test_blind_or_partial_telemetry_acts_on_nothing(self, scene):
-        failed(scene, kind=Kind.LOST)
-        scene.tick(blind=True)
-        assert scene.posts == []
-        scene.tick(partial=True)
-        assert scene.posts == []
-        assert scene.blocked() == "partial"
-        scene.tick()
-        assert len(scene.posts) == 1
-
-    def test_a_loss_on_a_host_that_went_silent_is_not_acted_on(self, scene):
-        scene.post = False
-        scene.breaks(0, kind=Kind.LOST)
-        scene.ticks(2)
-        assert scene.phase(FENCE) is P.PLANNED
-        scene.silent.add("node-0")
-        scene.tick()
-        assert scene.phase(FENCE) is P.CANCELLED
-        assert "frozen" in scene.last(FENCE).reason
-
-    def test_a_fault_outlives_its_hosts_silence_for_a_minute(self, scene):
-        scene.post = False
-        failed(scene)
-        scene.silent.add("node-0")
-        scene.ticks(4)
-        assert scene.phase(FENCE) is P.PLANNED
-        scene.tick()
-        assert "stale" in scene.last(FENCE).reason
-
-    def test_a_plan_whose_evidence_has_gone_is_cancelled(self, scene):
-        scene.post = False
-        scene.breaks(0, kind=Kind.LOST)
-        scene.ticks(2)
-        scene.bad.clear()
-        scene.tick()
-        assert scene.phase(FENCE) is P.CANCELLED
-        assert "recovered" in scene.last(FENCE).reason
-
-    def test_hard_evidence_is_acted_on_though_the_gpu_looks_well(self, scene):
-        failed(scene)
-        scene.bad.clear()
-        scene.tick(scene.finishes(scene.posts[-1]))
-        assert scene.incident().phase is IncidentPhase.CLEARING
-        assert scene.phase(MOVE) is P.SENT
-
-    def test_fenced_nodes_absolute_and_as_a_share(self):
-        limits = replace(ROOMY, fenced_nodes=2)
-        scene = Scene(limits=limits)
-        for node in range(3):
-            failed(scene, node)
-        assert len(scene.posts) == 2
-        assert scene.blocked() == "fenced_nodes"
-        scene = Scene(limits=replace(ROOMY, fenced_percent=1.0))
-        failed(scene, 0)
-        failed(scene, 1)
-        assert len(scene.posts) == 1  # one node of a small fleet may always be fenced
-        assert scene.blocked() == "fenced_percent"
-
-    def test_what_is_quarantined_counts_as_fenced(self):
-        scene = Scene(limits=replace(ROOMY, fenced_nodes=1))
-        scene.control = Control(quarantine={"node-3": Quarantine("node-3", "inc-old", 0.0)})
-        failed(scene)
-        assert scene.blocked() == "fenced_nodes"
-
-    def test_open_moves(self, scene):
-        scene.policy = replace(scene.policy, limits=replace(ROOMY, open_moves=1))
-        scene.policy = replace(scene.policy, spare_nodes=frozenset({"node-4", "node-5"}))
-        scene.runs([1], Workload("job", "other"))
-        scene.breaks(0)
-        scene.breaks(1)
-        scene.tick()
-        scene.tick(*(scene.finishes(op) for op in scene.posts))
-        assert scene.blocked() == "open_moves"
-        assert [m.operation for m in scene.control.migrations.values()].count(MOVE) == 1
-
-    def test_gpu_hours(self, scene):
-        scene.policy = replace(scene.policy, limits=replace(ROOMY, gpu_hours_lost_per_day=3.0))
-        failed(scene)
-        scene.tick(scene.finishes(scene.posts[-1]))
-        assert scene.blocked() == "gpu_hours"
-        assert "about 4 GPU-hours" in scene.incident().hold_reason
-
-    def test_capacity_is_for_the_whole_gang(self, scene):
-        scene.work[uuid(5)] = Workload("job", "squatter")
-        failed(scene)
-        scene.tick(scene.finishes(scene.posts[-1]))
-        assert scene.blocked() == "no_backup"
-        assert "3 spare GPUs are free and fit (1 busy)" in scene.incident().hold_reason
-        del scene.work[uuid(5)]
-        scene.tick()
-        assert scene.phase(MOVE) is P.SENT  # moved as soon as there is room
-
-    def test_a_backup_that_falls_ill_before_the_call_leaves_is_not_used(self, scene):
-        failed(scene)
-        scene.post = False
-        scene.tick(scene.finishes(scene.posts[-1]))
-        assert scene.phase(MOVE) is P.PLANNED
-        scene.breaks(5, 2, kind=Kind.DEVIANT)
-        scene.tick()
-        assert scene.phase(MOVE) is P.CANCELLED
-        assert scene.blocked() == "no_backup"
-
-    def test_attempts_per_node_within_a_day(self):
-        scene = Scene(limits=replace(ROOMY, attempts_per_node=1, cooldown_s=0.0))
-        scene.runs([0])
-        moved(scene)
-        scene.bad.clear()
-        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
-        scene.tick(scene.finishes(scene.posts[-1]))
-        assert scene.control.quarantine == {}
-        failed(scene)
-        assert scene.blocked() == "attempts"
-
-    def test_a_node_just_released_is_not_fenced_in_the_same_breath(self, scene):
-        moved(scene)
-        scene.bad.clear()
-        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
-        scene.tick(scene.finishes(scene.posts[-1]))
-        failed(scene)
-        assert scene.blocked() == "cooldown"
-        scene.ticks(20)
-        assert scene.phase(FENCE) is P.SENT
-
-    def test_a_newer_daemon_has_taken_over(self, scene):
-        failed(scene)
-        scene.put(replace(scene.last(FENCE), epoch=7))
-        scene.runs([1], Workload("job", "other"))
-        failed(scene, 1)
-        assert scene.blocked() == "epoch"
-
-    def test_everything_forbids_in_the_same_order(self, scene):
-        scene.policy = replace(scene.policy, mode=Mode.OBSERVE)
-        self.stop(scene, "breaker")
-        self.stop(scene, "fleet_hold")
-        failed(scene, may_fence=False)
-        assert scene.incident(0).answer.startswith("fence:hold:mode")
-        scene.policy = replace(scene.policy, mode=Mode.ACT)
-        scene.tick()
-        assert scene.incident(0).answer == "fence:hold:breaker"
-        scene.tick(commands=[scene.command(CommandKind.RESET_BREAKER)])
-        assert scene.incident(0).answer == "fence:hold:fleet_hold"
-        scene.silent.update({"node-1", "node-4"})
-        scene.tick()
-        assert scene.incident(0).answer == "fence:hold:coverage"
 
 
 class TestOnce:
@@ -495,115 +260,6 @@ class TestOnce:
         assert scene.incidents() == []
 
 
-class TestCommands:
-    def test_cancel_before_it_leaves_and_it_is_not_planned_again(self, scene):
-        scene.post = False
-        failed(scene)
-        operation = scene.last(FENCE).operation_id
-        scene.tick(commands=[scene.command(CommandKind.CANCEL, operation)])
-        assert scene.phase(FENCE) is P.CANCELLED
-        scene.post = True
-        scene.ticks(10)
-        assert scene.posts == []
-        assert scene.blocked() == "cancelled"
-        assert "ada" in scene.incident().hold_reason
-
-    def test_cancel_after_it_left_is_too_late_and_says_so(self, scene):
-        failed(scene)
-        scene.tick(commands=[scene.command(CommandKind.CANCEL, scene.posts[-1])])
-        assert scene.phase(FENCE) is P.SENT
-        assert any("too late" in t.reason for t in scene.transitions)
-
-    def test_release_gives_back_only_what_we_fenced(self, scene):
-        moved(scene)
-        scene.bad.clear()
-        scene.tick(commands=[scene.command(CommandKind.RELEASE, uuid(0))])
-        assert scene.incidents() == []
-        unfence = scene.last(UNFENCE)
-        assert (unfence.node, unfence.phase) == ("node-0", P.SENT)
-        assert "node-0" in scene.control.quarantine  # until it is really given back
-        scene.tick(scene.finishes(unfence.operation_id))
-        assert scene.control.quarantine == {}
-        # never fenced by us, so nothing to undo
-        failed(scene, 1)
-        scene.bad.clear()
-        scene.tick(scene.says(scene.posts[-1], K.REFUSED), commands=[])
-        scene.tick(scene.says(scene.posts[-1], K.REFUSED), commands=[])
-        count = len(scene.posts)
-        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-1")])
-        scene.tick()
-        assert len(scene.posts) == count
-        assert scene.incidents() == []
-
-    def test_release_works_while_the_breaker_is_open_and_waits_while_paused(self, scene):
-        moved(scene)
-        scene.bad.clear()
-        scene.control = replace(scene.control, breaker=Breaker(True, "test", scene.now))
-        pause = scene.command(CommandKind.PAUSE)
-        scene.tick(commands=[pause, scene.command(CommandKind.RELEASE, "node-0")])
-        scene.ticks(100)  # past any deadline
-        assert scene.phase(UNFENCE) is P.PLANNED
-        assert "paused" in scene.last(UNFENCE).reason
-        scene.tick(commands=[scene.command(CommandKind.RESUME)])
-        assert scene.phase(UNFENCE) is P.SENT
-
-    def test_release_waits_for_what_is_under_way(self, scene):
-        failed(scene)
-        scene.bad.clear()
-        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
-        assert scene.incident().released_by == "ada"
-        assert scene.blocked() == ""
-        scene.tick(scene.finishes(scene.posts[-1]))
-        assert scene.incidents() == []
-        assert scene.phase(UNFENCE) is P.SENT
-        assert scene.last(MOVE) is None
-
-    def test_a_node_with_another_bad_gpu_stays_fenced(self, scene):
-        scene.breaks(0, 0)
-        scene.breaks(0, 1)
-        scene.tick()
-        scene.tick(scene.finishes(scene.posts[-1]))
-        scene.tick(scene.says(scene.posts[-1], K.REFUSED))
-        del scene.bad[uuid(0, 1)]
-        scene.tick(commands=[scene.command(CommandKind.RELEASE, uuid(0, 1))])
-        scene.tick()
-        assert scene.last(UNFENCE) is None
-        assert "node-0" in scene.control.quarantine
-
-    def test_release_of_a_stuck_move_frees_its_targets(self, scene):
-        failed(scene)
-        scene.tick(scene.finishes(scene.posts[-1]))
-        scene.ticks(70)
-        (page,) = [i for i in scene.incidents() if i.subject.kind is SubjectKind.NODE]
-        scene.tick(commands=[scene.command(CommandKind.RELEASE, page.id)])
-        assert set(scene.control.quarantine) == {"node-0"}
-
-    def test_an_unfence_that_is_refused_pages_and_may_be_asked_for_again(self, scene):
-        moved(scene)
-        scene.bad.clear()
-        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
-        scene.tick(scene.says(scene.posts[-1], K.REFUSED, OutcomeSource.POST))
-        assert scene.incident().pattern == "unfence refused"
-        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
-        assert scene.last(UNFENCE).attempt == 2
-        scene.tick(scene.finishes(scene.posts[-1]))
-        assert scene.control.quarantine == {}
-
-    @pytest.mark.parametrize("kind", [CommandKind.RELEASE, CommandKind.CANCEL])
-    def test_a_command_for_nothing_is_answered_in_the_journal(self, scene, kind):
-        scene.tick(commands=[scene.command(kind, "nowhere")])
-        assert scene.transitions[-1].id == "nowhere"
-
-    def test_nothing_is_fenced_again_after_release_without_new_evidence(self, scene):
-        moved(scene)
-        scene.bad.clear()
-        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
-        scene.tick(scene.finishes(scene.posts[-1]))
-        posts = list(scene.posts)
-        scene.ticks(200)
-        assert scene.posts == posts
-
-
 class TestHousekeeping:
     def test_what_is_over_goes_and_what_still_counts_stays(self, scene):
         moved(scene)
@@ -667,8 +323,17 @@ def test_a_quiet_tick_of_ten_thousand_gpus_costs_next_to_nothing():
     assert np.count_nonzero(judgement.kinds) == 0
 
 
-def test_limits_that_ship_hold_a_small_fleet_to_one_node():
-    scene = Scene(limits=Limits())
-    failed(scene, 0)
-    failed(scene, 1)
-    assert len(scene.posts) == 1
+def test_of_very_large_work_only_what_is_seen_to_run_here_is_moved():
+    scene = Scene(nodes=80, per_node=2, spares=("node-79",))
+    scene.runs(range(70))
+    scene.breaks(0, kind=Kind.LOST)
+    scene.vanished.add(uuid(0))
+    scene.ticks(2)
+    assert scene.incident().workload_nodes == ()
+    for index in range(2):
+        del scene.work[uuid(0, index)]
+    scene.tick(scene.finishes(scene.posts[-1]))
+    assert scene.blocked() == "no_workload"
+    scene.work[uuid(0, 1)] = JOB
+    scene.tick()
+    assert scene.phase(MOVE) is P.SENT
