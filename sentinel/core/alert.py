@@ -120,8 +120,8 @@ def _annotations(
         texts["pod" if work.kind == "pod" else "workload"] = work.id
     if external_url:
         root = external_url.rstrip("/")
-        texts["dashboard_url"] = f"{root}/api/v1/incidents/{incident.id}"
-        texts["runbook_url"] = f"{root}/runbook#{alertname(incident).lower()}"
+        texts["dashboard_url"] = f"{root}/?incident={incident.id}"
+        texts["runbook_url"] = f"{root}/runbooks#{alertname(incident).lower()}"
     return texts
 
 

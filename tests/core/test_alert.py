@@ -1,6 +1,7 @@
 """What people are told: labels that identify, words that explain, and a clean end."""
 
 from dataclasses import replace
+from importlib import resources
 
 import pytest
 
@@ -18,6 +19,16 @@ from sentinel.core.domain import (
 )
 from tests.core.scene import JOB, Scene, uuid
 
+ALERTS = {
+    "SentinelGpuFault",
+    "SentinelGpuDegraded",
+    "SentinelGpuLost",
+    "SentinelNodeFault",
+    "SentinelJobSuspect",
+    "SentinelFleetEvent",
+    "SentinelBlind",
+    "SentinelMoveStuck",
+}
 HOT = Evidence("density", "temp_c", "GPU temperature 86 °C, +14 °C from the 72 °C normal", 86, 72)
 
 
@@ -100,9 +111,15 @@ def test_a_tired_person_learns_what_where_why_and_what_was_done(scene):
     assert (texts["score"], texts["pattern"]) == ("1.75", "overheating")
     assert texts["workload"] == "4711"
     assert texts["incident_id"] == scene.incident().id
-    assert texts["dashboard_url"].startswith("https://sentinel.example/api/v1/incidents/inc-")
-    assert texts["runbook_url"] == "https://sentinel.example/runbook#sentinelgpudegraded"
+    assert texts["dashboard_url"] == f"https://sentinel.example/?incident={scene.incident().id}"
+    assert texts["runbook_url"] == "https://sentinel.example/runbooks#sentinelgpudegraded"
     assert all(texts.values())
+
+
+@pytest.mark.parametrize("name", sorted(ALERTS))
+def test_every_alert_has_a_runbook(name):
+    page = resources.files("sentinel.web").joinpath("static/runbooks.html").read_text()
+    assert f'id="{name.lower()}"' in page
 
 
 def test_why_nothing_was_done_is_said_too():
