@@ -69,6 +69,9 @@ class Ledger:
         phase = before.phase if before else IncidentPhase.SUSPECTED
         if phase is not after.phase:
             self.note("incident", after.id, phase, after.phase, change.why)
+        elif before and (before.kind, before.severity) != (after.kind, after.severity):
+            was, now = f"{before.kind}, {before.severity}", f"{after.kind}, {after.severity}"
+            self.note("incident", after.id, phase, phase, f"was {was}, is {now}: {after.pattern}")
         return after
 
     def plan(self, migration: Migration) -> None:

@@ -222,6 +222,8 @@ class TestEscalation:
         assert after.pattern == "off the bus"
         assert after.latched
         assert after.may_fence
+        told = [t.reason for t in scene.transitions]
+        assert "was deviant, warning, is fault, critical: off the bus" in told
 
     def test_a_loss_has_to_last_even_where_a_deviation_has_lasted(self, scene):
         scene.breaks(0, kind=Kind.DEVIANT, severity=Severity.WARNING)
