@@ -19,6 +19,8 @@ from sentinel.core.alert import alertname
 from sentinel.core.domain import (
     ActionKind,
     Choice,
+    Command,
+    CommandKind,
     Control,
     Decision,
     Incident,
@@ -66,13 +68,23 @@ class _Replay:
         self.gpu_s += dt_s * float(np.count_nonzero(frame.presence == Presence.PRESENT))
         unknown = (judgement.kinds == domain.UNKNOWN) & np.isfinite(frame.last_seen_s)
         self.blind_gpu_s += dt_s * float(np.count_nonzero(unknown))
-        inputs = Inputs(frame, self.outcomes, (), self.policy, self.models)
+        inputs = Inputs(frame, self.outcomes, self._releases(frame.at_s), self.policy, self.models)
         step = advance(self.control, judgement, inputs, frame.at_s)
         self.control, self.outcomes = self._obey(step, frame.at_s)
         for decision in step.decisions:
             self.decisions.setdefault(decision.incident_id, []).append(decision)
         self.incidents.update(
             (i.id, i) for i in self.control.incidents.values() if i.confirmed_at_s is not None
+        )
+
+    def _releases(self, at_s: float) -> tuple[Command, ...]:
+        """The assumed operator: a node is given back once its incidents are over, or the
+        limits of the first days would hold for a whole history."""
+        ill = {i.node for i in self.control.incidents.values() if i.is_open}
+        return tuple(
+            Command(number, CommandKind.RELEASE, q.node, "backtest", "repaired", at_s)
+            for number, q in enumerate(self.control.quarantine.values())
+            if q.node not in ill and not q.released_by
         )
 
     def _obey(self, step: domain.Step, at_s: float) -> tuple[Control, tuple[Outcome, ...]]:

@@ -64,9 +64,12 @@ class HardWatch:
                 continue
             now = frame.values[:, column[name]]
             before = self._last[:, c]
-            for row in map(int, np.flatnonzero(now > before)):  # never where either is unknown
-                if name == _COUNTERS[0] or not _counts(frame, column, _COUNTERS[0], row):
-                    findings.append(_ecc(frame, row, name, before[row], now[row]))
+            grown = map(int, np.flatnonzero(now > before))  # never where either is unknown
+            findings += [
+                _ecc(frame, row, name, before[row], now[row])
+                for row in grown
+                if name == _COUNTERS[0] or not _counts(frame, column, _COUNTERS[0], row)
+            ]
             if name == _COUNTERS[0]:
                 reset.update(int(row) for row in np.flatnonzero(now < before))
             self._last[:, c] = np.where(np.isfinite(now), now, before)
@@ -102,7 +105,7 @@ def _vanished(frame: Frame) -> list[Finding]:
             f"GPU {gpu.index if gpu.index is not None else gpu.uuid} of {gpu.node} has not "
             f"reported{ago} while its siblings on the same exporter do"
         )
-        evidence = Evidence("lost", "up", text, at_s=float(seen) if ago else frame.at_s)
+        evidence = Evidence("lost", "up", text, at_s=frame.at_s)
         out.append(
             Finding(int(row), Kind.LOST, Severity.CRITICAL, "GPU lost", evidence, True, True, False)
         )

@@ -23,7 +23,7 @@ class Limits:
     cooldown_s: float = 300.0  # between two moves away from one node
     coverage_percent: float = 80.0  # of the GPUs known must report
     fleet_hold_percent: float = 10.0  # of the reporting GPUs deviating at once
-    fleet_hold_gpus: int = 4  # and at least so many, on at least two nodes
+    fleet_hold_gpus: int = 8  # and at least so many, on at least two nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ a caller is told so. Contributions are score * z_i^2 / sum(z^2), so they sum to 
 The thermal model is T = T0 + R * P: a heat sink over its inlet air, with P the power that
 it still remembers (first-order lag). R and T0 are those of this GPU where its history tells
 them, shrunk towards the cohort's; a prediction far from the powers ever seen is uncertain,
-and the excess is reduced by that uncertainty instead of shouting.
+and the excess is reduced by that uncertainty instead of shouting. What all GPUs of a host have in
+common is their inlet air and is taken off before anything is judged.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sentinel.core.domain import Bools, Floats, Gpu
+from sentinel.core.domain import Bools, Floats, Gpu, Ints
 from sentinel.core.features import DEMAND, FEATURES, MEM_TEMP, PHYSICAL, TEMP, Features
 
 CLIP: Final = 10.0  # drift in one feature cannot shout louder than this
+_AIR_C: Final = 6.0  # inlet air of a machine room moves by so much without anything failing
+_AIR_GPUS: Final = 4
 _BATCH: Final = 2048  # rows scored at once: the working set stays in cache
 
 
@@ -131,14 +134,16 @@ def score_fleet(
     """Scores of a whole fleet; GPUs of a model without a cohort stay unscored (NaN)."""
     out = empty_scores(len(gpus))
     rows.follow(cohorts, gpus)
-    for model, (members, known) in rows.by_model.items():
+    for model, (members, known, host) in rows.by_model.items():
         cohort = cohorts[model]
         temps = features.values[members][:, [TEMP, MEM_TEMP]]
         excess, predicted = thermal_excess(
             cohort.thermal, known, features.power_ewma_w[members], temps
         )
+        shift = np.stack([shared_shift(excess[:, k], host) for k in range(2)], axis=1)
+        predicted += shift
         values = features.values[members].copy()
-        values[:, [TEMP, MEM_TEMP]] = excess
+        values[:, [TEMP, MEM_TEMP]] = excess - shift
         score, novel, contribution, expected = score_rows(cohort.density, values)
         score = np.where(features.ready[members], score, np.nan)
         out.score[members] = score
@@ -155,7 +160,8 @@ class RowIndex:
     found once per roster and bundle, not per tick."""
 
     def __init__(self) -> None:
-        self.by_model: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
+        # rows, places in the thermal table, and numbers of their hosts
+        self.by_model: dict[str, tuple[Ints, Ints, Ints]] = {}
         self._gpus: tuple[Gpu, ...] | None = None
         self._cohorts: Mapping[str, Cohort] | None = None
 
@@ -170,7 +176,9 @@ class RowIndex:
         for model, rows in members.items():
             where = {uuid: i for i, uuid in enumerate(cohorts[model].thermal.uuids)}
             known = np.array([where.get(gpus[row].uuid, -1) for row in rows], dtype=np.int64)
-            self.by_model[model] = (np.array(rows, dtype=np.int64), known)
+            number: dict[str, int] = {}
+            host = [number.setdefault(gpus[row].node, len(number)) for row in rows]
+            self.by_model[model] = (np.array(rows), known, np.array(host))
         self._gpus, self._cohorts = gpus, cohorts
 
 
@@ -201,6 +209,24 @@ def thermal_excess(
     raw = temp_c - predicted
     excess: Floats = np.sign(raw) * np.maximum(np.abs(raw) - slack, 0.0)
     return excess, predicted
+
+
+def shared_shift(excess_c: Floats, host: Ints) -> Floats:
+    """What all GPUs of one host have in common [gpus]: their inlet air, not their health.
+
+    The median over a host's GPUs of one model, up to `_AIR_C` either way; 0 with too few GPUs
+    to tell the air from the one that fails. A host that runs hotter than that still shows.
+    """
+    order = np.lexsort((excess_c, host))  # NaN sorts last within its host
+    finite = np.bincount(host, np.isfinite(excess_c)).astype(np.int64)
+    total = np.bincount(host)
+    start = np.cumsum(total) - total
+    ranked = excess_c[order]
+    last = len(ranked) - 1
+    low = ranked[np.minimum(start + np.maximum(finite - 1, 0) // 2, last)]
+    high = ranked[np.minimum(start + finite // 2, last)]
+    shift = np.where(finite >= _AIR_GPUS, np.clip(0.5 * (low + high), -_AIR_C, _AIR_C), 0.0)
+    return shift[host]
 
 
 def score_rows(density: Density, values: Floats) -> tuple[Floats, Bools, Floats, Floats]:

@@ -83,7 +83,9 @@ class Watch:
         verdicts: dict[int, Verdict] = {}
         settled = features.settled_s >= self.settings.settle_s
         present = frame.presence == Presence.PRESENT
-        for row in map(int, np.flatnonzero((scores.score > 1.0) & settled & present)):
+        outside = (scores.score > 1.0) & present
+        kinds[outside & ~settled] = domain.UNKNOWN  # neither healthy nor evidence: time stands
+        for row in map(int, np.flatnonzero(outside & settled)):
             verdicts[row] = self._soft(frame, row, features, scores, bundle)
         by_row: dict[int, list[Finding]] = defaultdict(list)
         for finding in findings:

@@ -89,6 +89,15 @@ def test_an_injected_fault_is_found_on_its_gpu_and_nothing_else(configure, base_
     assert incident["evidence"][0]["metric"] == metric
 
 
+def test_four_faults_at_once_on_four_hosts_are_four_incidents(configure, base_s):
+    """Different things go wrong on one GPU of each host in the same minute: four faults, and
+    no fleet-wide event."""
+    copies = [f"{name}-{fault}" for name, fault in zip(RECORDINGS, FAULTS, strict=True)]
+    report = run(configure(f'{{recording=~"{"|".join(copies)}"}}'), "b1", base_s)
+    found = sorted(i["gpu_uuid"] or i["subject"]["id"] for i in report["incidents"])
+    assert found == sorted(uuid(copy, FAULTY_GPU) for copy in copies)
+
+
 @pytest.fixture(scope="module")
 def h200(tmp_path_factory, base_s):
     labels, times, values = h200_series()

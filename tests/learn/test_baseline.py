@@ -5,7 +5,7 @@ import pytest
 from sklearn.utils.estimator_checks import check_estimator
 
 from sentinel.core.features import FEATURES, INDEX, NAMES
-from sentinel.core.score import GPU_SPACE, score_rows, thermal_excess
+from sentinel.core.score import GPU_SPACE, score_rows, shared_shift, thermal_excess
 from sentinel.learn.baseline import DensityBaseline, fit_thermal
 
 FLOORS = np.array([f.floor * (1000.0 if f.relative else 1.0) for f in FEATURES])
@@ -155,3 +155,22 @@ class TestThermal:
         known, _ = thermal_excess(model, np.array([0]), np.array([400.0]), at)
         unseen, _ = thermal_excess(model, np.array([-1]), np.array([400.0]), at)
         assert 0.0 <= unseen[0, 0] < known[0, 0]
+
+
+class TestSharedAir:
+    def test_what_a_host_has_in_common_is_its_air(self):
+        excess = np.array([3.0, 3.2, 2.8, 15.0, 3.1, 0.1, -0.1, 0.0, 0.2])
+        host = np.array([0, 0, 0, 0, 0, 1, 1, 1, 1])
+        shift = shared_shift(excess, host)
+        np.testing.assert_allclose(shift[:5], 3.1)
+        np.testing.assert_allclose(shift[5:], 0.05)
+
+    def test_a_host_hotter_than_any_room_still_shows(self):
+        assert shared_shift(np.full(8, 20.0), np.zeros(8, dtype=int))[0] == 6.0
+
+    def test_few_gpus_or_unknown_ones_do_not_tell_the_air(self):
+        host = np.zeros(6, dtype=int)
+        few = np.array([9.0, 9.0, 9.0, np.nan, np.nan, np.nan])
+        assert (shared_shift(few, host) == 0.0).all()
+        some = np.array([1.0, 2.0, 3.0, 4.0, np.nan, np.nan])
+        np.testing.assert_allclose(shared_shift(some, host), 2.5)
