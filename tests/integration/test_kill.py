@@ -59,6 +59,10 @@ class Site(Stage):
                 stderr=subprocess.STDOUT,
             )
 
+    def slow_orders(self) -> None:
+        """Answers take a moment and moves a while, so that many kills meet one under way."""
+        self._ask("PUT", "scheduler", "behaviour", {"accept_delay_s": 0.3, "run_s": 20.0})
+
     def state(self) -> Control:
         """What the store says while no daemon runs."""
         store = Store.open(dir=self.folder / "state")
@@ -139,17 +143,19 @@ def test_fifty_kills_start_nothing_twice_and_forget_nothing(site: Site) -> None:
     daemon.kill()
     daemon.wait()
 
-    kills = 0
+    site.slow_orders()
+    kills, while_open = 0, 0
     targets = one_of_each_model(site)
     for number, target in enumerate(targets, start=1):
         site.post("exporter", "faults", {"kind": FAULT, "uuid": target.uuid})
         while kills < KILLS * number / len(targets):
             daemon = site.live()
-            time.sleep(ready_s * chance.uniform(0.5, 1.0) + chance.uniform(0.0, 3.0))
+            time.sleep(ready_s * chance.uniform(0.6, 1.0) + chance.uniform(0.0, 2.0))
             assert daemon.poll() is None, site.log.read_text(errors="replace")[-3000:]
             daemon.kill()
             daemon.wait()
             kills += 1
+            while_open += any(m.phase.is_open for m in site.state().migrations.values())
         settle(site, target.uuid)
 
     log = site.get("scheduler", "operations")
@@ -162,3 +168,5 @@ def test_fifty_kills_start_nothing_twice_and_forget_nothing(site: Site) -> None:
         assert {(incidents[0].id, "fence"), (incidents[0].id, "move")} <= started
     assert not [m for m in control.migrations.values() if m.phase is MigrationPhase.STUCK]
     assert kills >= KILLS
+    print(f"ready after {ready_s:.1f} s; {while_open} of {kills} kills with an order under way")
+    assert while_open >= 5
