@@ -204,9 +204,13 @@ class Daemon:
             if action.kind is ActionKind.QUERY:
                 self._outbox.submit_query(migration)
                 continue
-            sent = self._store.mark_sent(
-                migration, now_s=now, evidence_max_age_s=self._policy.times.evidence_max_age_s
-            )
+            try:
+                sent = self._store.mark_sent(
+                    migration, now_s=now, evidence_max_age_s=self._policy.times.evidence_max_age_s
+                )
+            except StateError as err:  # people are still told in this tick
+                self._once.error("mark_sent", f"{migration.operation_id} not sent: {err}")
+                continue
             if isinstance(sent, Reason):
                 log.warning("%s not sent: %s", migration.operation_id, sent.text)
                 continue
@@ -308,7 +312,8 @@ class Daemon:
     def housekeep(self) -> None:
         """Runs in the tick's thread: drops what nobody needs any more from live state."""
         try:
-            self._control = self._committed = housekeep(self._control, self._clock())
+            # memory alone: the next commit tells the store what was dropped
+            self._control = housekeep(self._control, self._clock())
             self._store.prune(self._clock())
             bundles.prune(history.bundle_dir(self.config), keep=10)
         except (SentinelError, OSError) as err:

@@ -26,7 +26,6 @@ from sentinel.data import load_catalog
 from sentinel.edges import bundle as bundles
 from sentinel.edges.prometheus import Prometheus
 from sentinel.errors import DependencyError, StateError
-from sentinel.learn.baseline import DensityBaseline, fit_thermal
 
 ROWS_PER_GPU: Final = 3000
 ROWS_TOTAL: Final = 2_000_000
@@ -240,6 +239,9 @@ def _by_gpu(exclusions: Sequence[Exclusion]) -> dict[str, list[tuple[float, floa
 def _fit(
     model: str, rows: _Rows, settings: Settings, config: Config, span_s: float
 ) -> tuple[Cohort, dict[str, Any]]:
+    # here, since the daemon imports this module and must not load scikit-learn
+    from sentinel.learn.baseline import DensityBaseline, fit_thermal
+
     values = np.concatenate(rows.values).astype(np.float64)
     power, gpu = np.concatenate(rows.power), np.concatenate(rows.gpu)
     temps = values[:, [TEMP, MEM_TEMP]]

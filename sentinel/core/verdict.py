@@ -205,17 +205,17 @@ def _pattern(scores: Scores, row: int, top: list[int]) -> str:
         return "overheating with throttling"
     if hot or (strong("mem_temp_excess") and not low("mem_temp_excess")):
         return "overheating"
-    named: tuple[tuple[str, bool | None, str], ...] = (
+    # in causal order: a low clock also lowers power, and it is the clock that fails
+    named: tuple[tuple[str, bool, str], ...] = (
         ("throttled", False, "hardware throttling"),
         ("sm_clock", True, "low SM clock"),
         ("mem_clock", True, "low memory clock"),
-        ("power", True, "low power for the load"),
-        ("power", False, "high power for the load"),
         ("ecc_sbe", False, "correctable ECC storm"),
         ("pcie_replay", False, "PCIe link errors"),
+        ("power", True, "low power for the load"),
+        ("power", False, "high power for the load"),
     )
-    for f in top:
-        for name, is_low, pattern in named:
-            if f == INDEX[name] and low(name) is is_low:
-                return pattern
+    for name, is_low, pattern in named:
+        if strong(name) and low(name) is is_low:
+            return pattern
     return domain.NOVEL
