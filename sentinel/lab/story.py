@@ -173,12 +173,17 @@ class Story:
         return next((job for job in self.view.jobs if job["job"] == self.target.job), None)
 
     def _all_resolved(self) -> Moment | None:
-        """Every alert of this GPU has been told as resolved, the last of them after repair."""
+        """The incident is over, and after that every alert of this GPU was told as resolved.
+        An alert that only changed its severity is told as resolved too: that is not the end."""
+        incident = self.incident()
+        over_s = parse(incident["resolved_at"]) if incident else None
+        if over_s is None:
+            return None
         last = {alert["fingerprint"]: alert for alert in self.alerts()}
         if not last or any(alert["status"] != "resolved" for alert in last.values()):
             return None
         at_s = max(alert["received_at_s"] for alert in last.values())
-        if at_s < self.moments[REPAIRED].at_s:
+        if at_s < over_s:
             return None
         names = sorted({alert["labels"]["alertname"] for alert in last.values()})
         return Moment(at_s, f"Alertmanager says resolved: {', '.join(names)}")
