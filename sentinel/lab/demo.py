@@ -56,7 +56,7 @@ def run_demo(
     if fault not in FAULTS:
         raise ValueError(f"no fault {fault!r}; there are {', '.join(FAULTS)}")
     folder = Path(tempfile.mkdtemp(prefix="sentinel-demo-"))
-    console = Console(stderr=json_output)
+    console = Console(stderr=json_output, log_path=False)
     ok = False
     try:
         with _interruptible(), Stage(folder, seed=seed, say=console.log) as stage:
