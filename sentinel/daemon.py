@@ -152,13 +152,21 @@ class Daemon:
             self._turn(began)
         except SentinelError as err:
             self._once.error("tick", f"tick failed: {err}")
-            self._stats = self._stats.failed(str(err))
+            self._failed(str(err))
         except Exception as err:  # a bug in one tick must not end the watch
             log.exception("tick failed unexpectedly")
-            self._stats = self._stats.failed(repr(err))
+            self._failed(repr(err))
         else:
             self._once.clear("tick", "ticks work again")
             systemd.notify("WATCHDOG=1")
+
+    def _failed(self, error: str) -> None:
+        """Readers keep what the last good tick saw, and learn that this one failed."""
+        self._stats = self._stats.failed(error)
+        if self._snapshot is not None:
+            self._snapshot = replace(
+                self._snapshot, tick=self._stats, alertmanagers=self._alertmanagers.status()
+            )
 
     def _turn(self, began: float) -> None:
         now = self._clock()
