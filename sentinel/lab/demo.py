@@ -33,7 +33,8 @@ from sentinel.lab.story import Story, Target
 FAULTS: Final = {**HARDWARE, **APPLICATION}
 DEFAULT_FAULT: Final = "thermal"
 POLL_S: Final = 0.5
-CALM_S: Final = 5.0  # of ticks without an incident before the fault
+CALM_S: Final = 5.0  # without an alert, before the fault
+PATIENCE: Final = 10  # polls in a row that may fail
 
 
 class _Interrupted(Exception):
@@ -69,7 +70,7 @@ def run_demo(
         if ok and not keep:
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            console.print(f"logs are in {folder}")
+            console.print(f"logs are in {folder}", soft_wrap=True)
     return 0 if ok else 1
 
 
@@ -83,19 +84,24 @@ def _tell(
     story = Story(stage, fault, target)
     spares = stage.get("exporter", "state")["spare_hosts"]
     shown = Live(console=console, screen=False, auto_refresh=False) if live else nullcontext()
-    told = 0
+    told = failures = 0
     with shown as view:
         story.begin()
         while not story.done and time.monotonic() < deadline:
             time.sleep(POLL_S)
-            story.poll()
-            if view is not None:
-                gpus = stage.get("daemon", "api/v1/gpus")["gpus"]
-                view.update(screen.render(story, gpus, spares), refresh=True)
-            else:
-                for row in story.timeline()[told:]:
-                    console.log(f"+{row['seconds_after_fault']:.1f} s {row['step']}")
-                told = len(story.moments)
+            try:
+                story.poll()
+                if view is not None:
+                    gpus = stage.get("daemon", "api/v1/gpus")["gpus"]
+                    view.update(screen.render(story, gpus, spares), refresh=True)
+                failures = 0
+            except DependencyError as error:  # one late answer is no end of the story
+                failures += 1
+                if failures >= PATIENCE:
+                    story.wrong.append(str(error))
+            for row in [] if live else story.timeline()[told:]:
+                console.log(f"+{row['seconds_after_fault']:.1f} s {row['step']}")
+            told = len(story.moments)
     return story
 
 
@@ -114,19 +120,24 @@ def choose_target(stage: Stage, seed: int) -> Target:
 
 
 def _wait_calm(stage: Stage, deadline: float, console: Console) -> None:
-    """Until the daemon has seen every GPU well for a while: the story starts in peace."""
-    console.log("waiting until the daemon finds the whole fleet normal")
+    """Until nothing has fired for a while and every GPU is judged: the story starts in peace."""
+    console.log("waiting until the daemon finds the whole fleet well")
     calm_since = None
+    strange = ["no answer"]
     while time.monotonic() < deadline:
         gpus = stage.get("daemon", "api/v1/gpus")["gpus"]
         incidents = stage.get("daemon", "api/v1/incidents")["incidents"]
-        peace = gpus and not incidents and all(gpu["kind"] == "normal" for gpu in gpus)
-        calm_since = (calm_since or time.monotonic()) if peace else None
+        strange = [f"{row['node']}: {row['pattern']}" for row in incidents if row["confirmed_at"]]
+        strange += [
+            f"{gpu['node']} GPU {gpu['index']} is {gpu['kind']}"
+            for gpu in gpus
+            if gpu["kind"] not in ("normal", "deviant")
+        ]
+        calm_since = (calm_since or time.monotonic()) if gpus and not strange else None
         if calm_since and time.monotonic() - calm_since >= CALM_S:
             return
         time.sleep(POLL_S)
-    strange = sorted({f"{gpu['node']} {gpu['kind']}" for gpu in gpus if gpu["kind"] != "normal"})
-    raise DependencyError(f"the daemon never found the whole fleet normal: {', '.join(strange)}")
+    raise DependencyError(f"the fleet was never well before the fault: {', '.join(strange[:5])}")
 
 
 def _report(

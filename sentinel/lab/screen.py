@@ -19,7 +19,7 @@ _STYLES: Final = {
     "lost": "bold white on magenta",
     "unknown": "dim",
 }
-_LEGEND: Final = "■ busy  · idle  △ deviant  ✖ fault  ? lost or silent    spare hosts in blue"
+_LEGEND: Final = "■ busy  · idle  △ deviant  ✖ fault\n? lost or silent  (blue: spare hosts)"
 
 
 def render(story: Story, gpus: list[dict[str, Any]], spare_hosts: list[str]) -> Layout:
@@ -104,4 +104,4 @@ def _place(story: Story) -> RenderableType:
         return Text(f"{story.target.job}: the scheduler does not know it", style="red")
     before, now = ", ".join(story.target.nodes), ", ".join(job["nodes"])
     text = f"{job['job']} ({len(job['uuids'])} GPUs) ran on {before}\n"
-    return Text(text + f"now on {now}, started again {job['restarts']} times")
+    return Text(text + f"now on {now}, restarts: {job['restarts']}")

@@ -258,12 +258,14 @@ def _called_back(story: Story) -> Moment | None:
 
 
 def _moved(story: Story) -> Moment | None:
-    """Done for the daemon, and true: the job runs, once, and away from the faulty host."""
+    """Done for the daemon, and true: the job runs, started once, away from the faulty host."""
     migration, operation, job = story.migration("move"), story.operation("move"), story.job()
     if migration is None or operation is None or job is None or migration["phase"] != "done":
         return None
-    if story.target.host in job["nodes"] or operation["started"] != 1:
-        story.wrong.append(f"the daemon says done, and {job['job']} runs on {job['nodes']}")
+    runs = {row["job"]: row for row in story.stage.get("exporter", "state")["jobs"]}.get(job["job"])
+    true = runs is not None and runs["state"] == "running" and runs["uuids"] == job["uuids"]
+    if not true or story.target.host in job["nodes"] or operation["started"] != 1:
+        story.wrong.append(f"the daemon says done, and the fleet says {runs}")
         return None
     where = ", ".join(job["nodes"])
     return Moment(parse(migration["since"]) or 0.0, f"{job['job']} runs on {where}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +60,30 @@ def test_an_error_of_the_application_moves_nothing() -> None:
         "Xid scraped",
         "nothing moved",
     ]
+
+
+def test_an_interrupted_demonstration_leaves_no_process_behind() -> None:
+    argv = [sys.executable, "-m", "sentinel.lab.demo", "--json", "--for", "60"]
+    running = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    for line in running.stderr:
+        if "starting the scheduler" in line:
+            break
+    children = running_under(running.pid)
+    assert len(children) >= 4, children  # exporter, receiver, Prometheus, Alertmanager
+    running.send_signal(signal.SIGTERM)
+    out, log = running.communicate(timeout=60)
+    assert (running.returncode, out) == (1, "")
+    folder = Path(log.split("logs are in ")[1].split()[0])
+    assert (folder / "exporter" / "exporter.log").exists()
+    shutil.rmtree(folder)
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+
+
+def running_under(parent: int) -> list[int]:
+    """Its children; each of the lab's servers is one."""
+    text = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(pid) for path in text for pid in path.read_text().split()]
 
 
 def test_the_faults_on_offer() -> None:
