@@ -36,7 +36,7 @@ from sentinel.core.domain import (
 )
 from sentinel.core.frame import Telemetry
 from sentinel.core.policy import Policy
-from sentinel.core.step import Inputs, advance, housekeep, sent
+from sentinel.core.step import Inputs, housekeep, sent, step
 from sentinel.core.verdict import Bundle, Watch
 from sentinel.data import load_catalog, load_models
 from sentinel.edges import bundle as bundles
@@ -64,14 +64,13 @@ class _Replay:
         self.blind_gpu_s = 0.0
 
     def tick(self, frame: domain.Frame, dt_s: float) -> None:
-        judgement = self.watch.judge(frame, self.bundle)
-        self.gpu_s += dt_s * float(np.count_nonzero(frame.presence == Presence.PRESENT))
-        unknown = (judgement.kinds == domain.UNKNOWN) & np.isfinite(frame.last_seen_s)
-        self.blind_gpu_s += dt_s * float(np.count_nonzero(unknown))
         inputs = Inputs(frame, self.outcomes, self._releases(frame.at_s), self.policy, self.models)
-        step = advance(self.control, judgement, inputs, frame.at_s)
-        self.control, self.outcomes = self._obey(step, frame.at_s)
-        for decision in step.decisions:
+        done = step(self.control, self.watch, self.bundle, inputs, frame.at_s)
+        self.gpu_s += dt_s * float(np.count_nonzero(frame.presence == Presence.PRESENT))
+        unknown = (done.judgement.kinds == domain.UNKNOWN) & np.isfinite(frame.last_seen_s)
+        self.blind_gpu_s += dt_s * float(np.count_nonzero(unknown))
+        self.control, self.outcomes = self._obey(done, frame.at_s)
+        for decision in done.decisions:
             self.decisions.setdefault(decision.incident_id, []).append(decision)
         self.incidents.update(
             (i.id, i) for i in self.control.incidents.values() if i.confirmed_at_s is not None
@@ -87,11 +86,11 @@ class _Replay:
             if q.node not in ill and not q.released_by
         )
 
-    def _obey(self, step: domain.Step, at_s: float) -> tuple[Control, tuple[Outcome, ...]]:
+    def _obey(self, done: domain.Step, at_s: float) -> tuple[Control, tuple[Outcome, ...]]:
         """The assumed scheduler: every call is answered with success by the next tick."""
-        migrations = dict(step.control.migrations)
+        migrations = dict(done.control.migrations)
         answers = []
-        for action in step.actions:
+        for action in done.actions:
             if action.kind is not ActionKind.POST:
                 continue
             asked = sent(migrations[action.operation_id], at_s)
@@ -110,7 +109,7 @@ class _Replay:
             if migration.phase is MigrationPhase.VERIFYING:
                 # recorded telemetry cannot show a move that never took place
                 migrations[op] = replace(migration, phase=MigrationPhase.DONE, since_s=at_s)
-        return replace(step.control, migrations=migrations), tuple(answers)
+        return replace(done.control, migrations=migrations), tuple(answers)
 
 
 def backtest(

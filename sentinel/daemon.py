@@ -41,7 +41,7 @@ from sentinel.core.domain import (
     Step,
 )
 from sentinel.core.frame import Telemetry
-from sentinel.core.step import Inputs, advance, housekeep, resume
+from sentinel.core.step import Inputs, housekeep, resume, step
 from sentinel.core.verdict import Bundle, Watch
 from sentinel.data import load_catalog, load_models
 from sentinel.edges import bundle as bundles
@@ -169,11 +169,11 @@ class Daemon:
             )
 
     def _turn(self, began: float) -> None:
+        # the inbox first: were the store unreadable, no telemetry would have been used up
+        commands, outcomes = self._store.pending_commands(), self._store.pending_outcomes()
         now = self._clock()
         frame = self._pull(now)
         self._reap_learner()
-        judgement = self._watch.judge(frame, self._bundle)
-        commands, outcomes = self._store.pending_commands(), self._store.pending_outcomes()
         done_commands, done_outcomes = self._applied
         inputs = Inputs(
             frame=frame,
@@ -182,14 +182,18 @@ class Daemon:
             policy=self._policy,
             models=self._models,
         )
-        step = advance(self._control, judgement, inputs, now)
+        done = step(self._control, self._watch, self._bundle, inputs, now)
         # The step holds in memory even if the disk refuses it (evidence is not seen twice),
         # but nothing leaves this process until it is written down.
-        self._control, self._applied = step.control, (commands, outcomes)
-        self._store.commit(self._committed, step, commands=commands, outcomes=outcomes)
-        self._committed, self._applied = step.control, ((), ())
-        self._act(step, now)
-        self._tell(frame, judgement, step, now, began)
+        self._control, self._applied = done.control, (commands, outcomes)
+        try:
+            self._store.commit(self._committed, done, commands=commands, outcomes=outcomes)
+        except StateError:
+            self._alert(now)  # a full disk stops acts, never alerts
+            raise
+        self._committed, self._applied = done.control, ((), ())
+        self._act(done)
+        self._tell(frame, done, now, began)
 
     def _pull(self, now: float) -> Frame:
         deadline_s = self.config.tick_deadline_s()
@@ -204,8 +208,8 @@ class Daemon:
         self._telemetry.add(samples)
         return self._telemetry.frame(now)
 
-    def _act(self, step: Step, now: float) -> None:
-        for action in step.actions:
+    def _act(self, done: Step) -> None:
+        for action in done.actions:
             migration = self._control.migrations.get(action.operation_id)
             if migration is None or self._outbox is None:
                 continue
@@ -214,7 +218,9 @@ class Daemon:
                 continue
             try:
                 sent = self._store.mark_sent(
-                    migration, now_s=now, evidence_max_age_s=self._policy.times.evidence_max_age_s
+                    migration,
+                    now_s=self._clock(),  # not the tick's time: we may have stood still since
+                    evidence_max_age_s=self._policy.times.evidence_max_age_s,
                 )
             except StateError as err:  # people are still told in this tick
                 self._once.error("mark_sent", f"{migration.operation_id} not sent: {err}")
@@ -233,12 +239,13 @@ class Daemon:
         migrations = {**self._control.migrations, migration.operation_id: migration}
         self._control = self._committed = replace(self._control, migrations=migrations)
 
-    def _tell(
-        self, frame: Frame, judgement: Judgement, step: Step, now: float, began: float
-    ) -> None:
+    def _alert(self, now: float) -> None:
         url = self.config.external_url()
         self._alertmanagers.send(project(self._control, self._policy, now, external_url=url))
-        for t in step.transitions:
+
+    def _tell(self, frame: Frame, done: Step, now: float, began: float) -> None:
+        self._alert(now)
+        for t in done.transitions:
             log.info(
                 "%s %s: %s -> %s: %s", t.entity, t.id, t.from_phase or "-", t.to_phase, t.reason
             )
@@ -249,7 +256,7 @@ class Daemon:
             "tick: %d of %d GPUs report, %d not normal, %d incidents open, %.0f ms",
             frame.coverage.gpus_reporting,
             frame.coverage.gpus_expected,
-            len(judgement.verdicts),
+            len(done.judgement.verdicts),
             open_incidents,
             1000 * duration_s,
         )
@@ -260,7 +267,7 @@ class Daemon:
             cluster=self._policy.cluster,
             control=self._control,
             frame=frame,
-            judgement=judgement,
+            judgement=done.judgement,
             bundle_id=self._bundle.id if self._bundle else "",
             bundle_learnt_to_s=self._bundle.learnt_to_s if self._bundle else 0.0,
             tick=self._stats,

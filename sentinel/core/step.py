@@ -1,4 +1,4 @@
-"""One tick after the verdict: incidents, guards, plans, and what became of earlier plans.
+"""One tick: the verdict, then incidents, guards, plans, and what became of earlier plans.
 
 `advance` folds a judgement, the outcomes and the commands into the state that survives a
 restart and says what is to be done; it does nothing itself. Nothing leaves the process
@@ -37,8 +37,9 @@ from sentinel.core.ledger import Ledger
 from sentinel.core.migration import sent
 from sentinel.core.placement import Fleet, ModelRanks
 from sentinel.core.policy import Policy, Times
+from sentinel.core.verdict import Bundle, Watch
 
-__all__ = ["Inputs", "advance", "check_invariants", "housekeep", "resume", "sent"]
+__all__ = ["Inputs", "advance", "check_invariants", "housekeep", "resume", "sent", "step"]
 
 _EMPTY_FOR_S = 300.0  # a fleet of which nothing was ever seen may still be starting
 _SPREAD_KEPT = 64
@@ -56,6 +57,16 @@ class Inputs:
     policy: Policy = field(default_factory=Policy)
     models: ModelRanks = field(default_factory=ModelRanks)
     epoch: int = 0
+
+
+def step(
+    control: Control, window: Watch, bundle: Bundle | None, inputs: Inputs, now_s: float
+) -> Step:
+    """One whole tick: what the telemetry means, then what follows from it.
+
+    `window` is the ring of recent telemetry, updated in place; all else is a value.
+    """
+    return advance(control, window.judge(inputs.frame, bundle), inputs, now_s)
 
 
 def advance(control: Control, judgement: Judgement, inputs: Inputs, now_s: float) -> Step:
