@@ -122,7 +122,8 @@ def backtest(
     progress: history.Progress = lambda share, what: None,
     prometheus: Prometheus | None = None,
 ) -> dict[str, Any]:
-    """Replays (start_s, end_s] and reports every confirmed incident, with its decisions.
+    """Replays (start_s, end_s] and reports every confirmed incident, with its decisions:
+    those that alert under `incidents`, those of severity info under `written_down`.
 
     Learns first from (learn_start_s, learn_end_s] when given, without saving anything;
     otherwise the newest bundle of state.dir is used, or hard evidence alone if there is none.
@@ -163,6 +164,7 @@ def backtest(
 
 def _report(replay: _Replay, start_s: float, end_s: float, step_s: float) -> dict[str, Any]:
     ordered = sorted(replay.incidents.values(), key=lambda i: (i.confirmed_at_s or 0.0, i.id))
+    rows = [_row(i, replay.decisions.get(i.id, [])) for i in ordered]
     return {
         "schema": 1,
         "window": {"start": _rfc3339(start_s), "end": _rfc3339(end_s), "step_s": step_s},
@@ -171,7 +173,8 @@ def _report(replay: _Replay, start_s: float, end_s: float, step_s: float) -> dic
             "gpu_days": replay.gpu_s / 86_400.0,
             "blind_gpu_days": replay.blind_gpu_s / 86_400.0,
         },
-        "incidents": [_row(i, replay.decisions.get(i.id, [])) for i in ordered],
+        "incidents": [row for row in rows if row["alertname"]],
+        "written_down": [row for row in rows if not row["alertname"]],
     }
 
 

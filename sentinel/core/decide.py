@@ -18,6 +18,7 @@ from sentinel.core.domain import (
     MigrationPhase,
     Operation,
     Reason,
+    Severity,
     SubjectKind,
     Workload,
 )
@@ -190,7 +191,10 @@ def _fence(incident: Incident, ledger: Ledger, facts: Facts) -> _Answer | None:
     accused = (
         i.gpu_uuid or ""
         for i in ledger.incidents.values()
-        if i.node == incident.node and i.subject.kind is SubjectKind.GPU and stands(i)
+        if i.node == incident.node
+        and i.subject.kind is SubjectKind.GPU
+        and stands(i)
+        and _acts(i, i.may_fence, facts.policy.fence_severity)
     )
     text = f"fence {incident.node}: {incident.pattern}, {incident.worst}"
     plan = migration.planned(
@@ -207,6 +211,10 @@ def _fence(incident: Incident, ledger: Ledger, facts: Facts) -> _Answer | None:
     return _Answer(Choice.FENCE, Choice.FENCE, "", text)
 
 
+def _acts(incident: Incident, may: bool, need: Severity) -> bool:
+    return may and severity_rank(incident.worst) >= severity_rank(need)
+
+
 def _move(
     incident: Incident,
     leave: frozenset[str],
@@ -215,6 +223,9 @@ def _move(
     models: ModelRanks,
     facts: Facts,
 ) -> _Answer:
+    if incident.moved and not _acts(incident, incident.may_move, facts.policy.move_severity):
+        # another incident's move took the work along: this one would not have asked for it
+        return _hold(Choice.MOVE, Reason("moved", "its work was moved for another GPU's sake"))
     if incident.moved:
         return _Answer(Choice.MOVE, Choice.MOVE, "", "its work has moved")
     own = _own_open(incident, Operation.MOVE, ledger)

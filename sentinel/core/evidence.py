@@ -196,7 +196,7 @@ def _xids(frame: Frame, catalog: Catalog) -> list[Finding]:
             text = f"{out[i].evidence.text}; the same Xid {code} on {len(rows)} GPUs of job {job}"
             out[i] = replace(
                 out[i],
-                severity=Severity.WARNING,
+                severity=min(out[i].severity, Severity.WARNING, key=RANK.__getitem__),
                 fence=False,
                 move=False,
                 latch=False,

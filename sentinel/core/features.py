@@ -55,7 +55,7 @@ FEATURES: Final = (
     Feature("dram_active", "dram_active_ratio", "", True, 0.10, label="DRAM activity"),
     Feature("nvlink_traffic", "nvlink_tx_bytes_per_s", "log10 B/s", True, 1.0, label="NVLink"),
     Feature("pcie_traffic", "pcie_rx_bytes_per_s", "log10 B/s", True, 1.0, label="PCIe traffic"),
-    Feature("power", "power_w", "W", False, 0.09, True, label="power"),
+    Feature("power", "power_w", "W", False, 0.09, True, (1.0, 0.5), "power"),
     Feature("temp_excess", "temp_c", "°C", False, 3.5, ease=(0.4, 1.0), label="GPU temperature"),
     Feature(
         "mem_temp_excess", "mem_temp_c", "°C", False, 4.5, ease=(0.4, 1.0), label="HBM temperature"

@@ -67,6 +67,12 @@ def test_one_code_over_many_gpus_of_one_job_is_the_jobs_event():
     assert "job 42" in findings[0].evidence.text
 
 
+def test_a_burst_is_never_made_worse_than_its_code():
+    job = (Workload("job", "42"),) * 6
+    findings, _ = seen(frame(), frame(15.0, xids=[(i, 45) for i in range(6)], workloads=job))
+    assert {f.severity for f in findings} == {Severity.INFO}
+
+
 def test_the_same_code_on_one_node_is_that_nodes_hardware():
     job = (Workload("job", "42"),) * 6
     findings, _ = seen(frame(), frame(15.0, xids=[(0, 119), (1, 119)], workloads=job))

@@ -62,6 +62,17 @@ class TestMainLine:
         assert len(scene.posts) == 2  # nothing more, ever
         assert "node-0" in scene.control.quarantine  # until a person releases it
 
+    def test_an_application_error_beside_a_fault_is_never_said_to_have_acted(self, scene):
+        """The job's other GPU reports its crash: the move takes it along, for the fault's sake."""
+        scene.breaks(0, 1, severity=Severity.INFO, latch=False)
+        moved(scene)
+        assert scene.phase(MOVE) is P.DONE
+        assert scene.last(FENCE).gpu_uuids == (uuid(0),)
+        beside = scene.incident(0, 1).id
+        told = [d for d in scene.decisions if d.incident_id == beside]
+        assert told
+        assert not any(d.allowed for d in told)
+
     def test_what_was_planned_survives_being_written_down(self, scene):
         moved(scene)
         assert from_plain(Control, to_plain(scene.control)) == scene.control

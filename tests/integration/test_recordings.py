@@ -64,6 +64,7 @@ def run(config, name, base_s):
 def test_a_healthy_recording_gives_no_incident(configure, base_s, name):
     report = run(configure(f'{{recording="{name}"}}'), name, base_s)
     assert report["incidents"] == []
+    assert report["written_down"] == []
     assert report["coverage"]["gpu_days"] * 86_400 > 8 * 120
     assert report["coverage"]["blind_gpu_days"] == 0
 
@@ -71,6 +72,7 @@ def test_a_healthy_recording_gives_no_incident(configure, base_s, name):
 def test_four_healthy_hosts_together_give_no_incident(configure, base_s):
     report = run(configure('{recording=~"b1|i4|t2|t3"}'), "b1", base_s)
     assert report["incidents"] == []
+    assert report["written_down"] == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -116,4 +118,5 @@ def test_112_healthy_minutes_of_an_h200_give_no_incident(tmp_path, h200, interva
     window = {"learn_start_s": start, "learn_end_s": start + 1800} if learnt else {}
     report = backtest(Config.load(path), start, end, **window)
     assert report["incidents"] == []
+    assert report["written_down"] == []
     assert report["coverage"]["gpu_days"] == pytest.approx((end - start) / 86_400, rel=0.02)
