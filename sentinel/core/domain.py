@@ -24,6 +24,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 NOVEL: Final = "novel"
+NOT_DELIVERED: Final = "not delivered:"  # how a refusal's reason begins where no byte was sent
 
 
 class Kind(enum.StrEnum):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sentinel.core.domain import (
+    NOT_DELIVERED,
     Backup,
     Control,
     Incident,
@@ -28,6 +29,7 @@ from sentinel.core.incident import severity_rank, stands
 from sentinel.core.placement import Need, taken_nodes
 from sentinel.core.policy import Limits, Policy
 
+_RETRY_TICKS: Final = 4.0  # a scheduler that is away is tried again after so long, then twice that
 DAY_S: Final = 86_400.0
 CHECKPOINT_H: Final = 1.0  # hours of work lost by a move where nobody knows the checkpoint
 _NEVER_LEFT: Final = (MigrationPhase.CANCELLED, MigrationPhase.PROPOSED)
@@ -195,7 +197,7 @@ def _tried(
 ) -> Reason | None:
     """At most one started operation per incident and kind. Only a proven refusal is tried
     again; what may have run, or failed half way, is a person's."""
-    refused = 0
+    refused, undelivered = 0, []
     for m in control.migrations.values():
         if m.incident_id != incident.id or m.operation is not operation or m is own:
             continue
@@ -205,7 +207,16 @@ def _tried(
             return Reason("cancelled", f"{m.operation_id} was cancelled by {m.cancelled_by}")
         if m.phase in (MigrationPhase.FAILED, MigrationPhase.STUCK, MigrationPhase.DONE):
             return Reason(m.phase.value, f"{m.operation_id} ended {m.phase}: {m.reason}")
-        refused += m.phase is MigrationPhase.REFUSED
+        if m.phase is MigrationPhase.REFUSED and NOT_DELIVERED in m.reason:
+            undelivered.append(m.since_s)
+        else:
+            refused += m.phase is MigrationPhase.REFUSED
+    if undelivered:
+        wait_s = _RETRY_TICKS * facts.policy.times.tick_s * 2 ** (len(undelivered) - 1)
+        if facts.now_s < max(undelivered) + wait_s:
+            times = "once" if len(undelivered) == 1 else f"{len(undelivered)} times"
+            text = f"the scheduler was not reached, {times}; the next try is after {wait_s:.0f} s"
+            return Reason("not_delivered", text)
     if refused >= facts.policy.attempts_max:
         return Reason("refused", f"the scheduler refused {refused} times: a person decides")
     return None

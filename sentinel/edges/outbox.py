@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from sentinel.core.domain import (
+    NOT_DELIVERED,
     Incident,
     Migration,
     Outcome,
     OutcomeKind,
     OutcomeSource,
 )
-from sentinel.edges.hooks.webhook import NOT_DELIVERED
 from sentinel.edges.logs import Once
 from sentinel.errors import StateError
 

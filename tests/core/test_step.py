@@ -166,6 +166,21 @@ class TestOnce:
         assert len(scene.posts) == len(set(scene.posts)) == 2
         assert scene.blocked() == "refused"
 
+    def test_a_scheduler_that_is_away_for_a_while_is_tried_again_and_again_later(self, scene):
+        """A proven non-delivery is no refusal: it is tried after 4 ticks, then after 8."""
+        failed(scene)
+        for tries, wait in ((1, 4), (2, 8)):
+            assert len(scene.posts) == tries
+            away = scene.says(scene.posts[-1], K.REFUSED, OutcomeSource.POST)
+            scene.tick(replace(away, reason="not delivered: connection refused"))
+            assert scene.blocked() == "not_delivered"
+            scene.ticks(wait - 1)
+            assert len(scene.posts) == tries
+            scene.tick()
+        assert len(scene.posts) == len(set(scene.posts)) == 3
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.control.quarantine["node-0"].fenced
+
     def test_a_refused_move_takes_the_next_backup(self, scene):
         scene.policy = replace(scene.policy, spare_nodes=frozenset({"node-4", "node-5"}))
         failed(scene)

@@ -21,6 +21,7 @@ from standardwebhooks import Webhook
 
 from sentinel.core.alert import summary
 from sentinel.core.domain import (
+    NOT_DELIVERED,
     Backup,
     Evidence,
     Incident,
@@ -32,7 +33,6 @@ from sentinel.core.domain import (
 from sentinel.edges.exchange import Answer, Interrupted, NotDelivered, exchange
 
 SCHEMA: Final = 1
-NOT_DELIVERED: Final = "not delivered:"  # how the reason of such a refusal begins
 _REASON_MAX: Final = 500
 _CONNECT_S: Final = 3.0
 
