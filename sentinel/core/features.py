@@ -26,6 +26,7 @@ THERMAL_TAU_S: Final = 40.0  # first-order thermal time constant of a heat sink 
 # bits of the clocks-event-reasons mask that mean trouble: HW slowdown, SW thermal, HW thermal,
 # power brake. SW power cap (4) is the normal state of a GPU under a heavy load.
 TROUBLE_BITS: Final = 0x8 | 0x20 | 0x40 | 0x80
+POWER_CAP_BIT: Final = 0x4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +61,27 @@ FEATURES: Final = (
     Feature(
         "mem_temp_excess", "mem_temp_c", "°C", False, 4.5, ease=(0.4, 1.0), label="HBM temperature"
     ),
-    Feature("sm_clock", "sm_clock_mhz", "MHz", False, 0.04, True, (1.0, 0.4), "SM clock"),
-    Feature("mem_clock", "mem_clock_mhz", "MHz", False, 0.04, True, (1.0, 0.4), "memory clock"),
+    Feature("sm_clock", "sm_clock_mhz", "MHz", False, 0.04, True, (1.0, 0.0), "SM clock"),
+    Feature("mem_clock", "mem_clock_mhz", "MHz", False, 0.04, True, (1.0, 0.0), "memory clock"),
     Feature("throttled", "throttle_reasons", "", False, 0.35, ease=(0.0, 1.0), label="throttling"),
+    # explains a low clock, and is nothing by itself: a capped GPU is a busy GPU
+    Feature("power_capped", "throttle_reasons", "", False, 1.0, ease=(0, 0), label="power cap"),
     Feature("ecc_sbe", "ecc_sbe_volatile", _EVENTS, False, 1.0, ease=(0, 1), label="ECC errors"),
     Feature("pcie_replay", "pcie_replay", _EVENTS, False, 1.0, ease=(0, 1), label="PCIe replays"),
 )
 NAMES: Final = tuple(f.name for f in FEATURES)
 DEMAND: Final[Bools] = np.array([f.demand for f in FEATURES])
 INDEX: Final = {name: i for i, name in enumerate(NAMES)}
+# any of these above _IDLE_BELOW means that the GPU works
+ACTIVITY: Final = tuple(
+    INDEX[name] for name in ("gpu_util", "mem_copy_util", "sm_active", "gr_active", "tensor_active")
+)
 TEMP, MEM_TEMP = INDEX["temp_excess"], INDEX["mem_temp_excess"]
 # what physics makes independent of the work: scored even for work never seen before
 PHYSICAL: Final = (TEMP, MEM_TEMP, INDEX["throttled"], INDEX["ecc_sbe"], INDEX["pcie_replay"])
 _LOG = [INDEX["nvlink_traffic"], INDEX["pcie_traffic"]]
 _COUNTS = [INDEX["ecc_sbe"], INDEX["pcie_replay"]]
-_THROTTLED = INDEX["throttled"]
+_THROTTLED, _CAPPED = INDEX["throttled"], INDEX["power_capped"]
 _POWER = INDEX["power"]
 
 
@@ -167,6 +174,7 @@ class Window:
         known = np.isfinite(mask)
         bits = np.where(known, mask, 0.0).astype(np.int64)
         row[:, _THROTTLED] = np.where(known, (bits & TROUBLE_BITS) != 0, np.nan)
+        row[:, _CAPPED] = np.where(known, (bits & POWER_CAP_BIT) != 0, np.nan)
         counters = row[:, _COUNTS]
         step = counters - self._counter
         step[step < 0] = 0.0  # a reset is not an event

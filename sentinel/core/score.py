@@ -31,11 +31,22 @@ import numpy as np
 import numpy.typing as npt
 
 from sentinel.core.domain import Bools, Floats, Gpu, Ints
-from sentinel.core.features import DEMAND, FEATURES, MEM_TEMP, PHYSICAL, TEMP, Features
+from sentinel.core.features import (
+    ACTIVITY,
+    DEMAND,
+    FEATURES,
+    INDEX,
+    MEM_TEMP,
+    PHYSICAL,
+    TEMP,
+    Features,
+)
 
 CLIP: Final = 10.0  # drift in one feature cannot shout louder than this
 _AIR_C: Final = 6.0  # inlet air of a machine room moves by so much without anything failing
 _AIR_GPUS: Final = 4
+_IDLE_BELOW: Final = 0.05  # activity below this is none
+_CAPPED_CLOCK: Final = 0.5
 _BATCH: Final = 2048  # rows scored at once: the working set stays in cache
 
 
@@ -144,7 +155,9 @@ def score_fleet(
         predicted += shift
         values = features.values[members].copy()
         values[:, [TEMP, MEM_TEMP]] = excess - shift
-        score, novel, contribution, expected = score_rows(cohort.density, values)
+        asleep(cohort.density, values)
+        softer = excuses(cohort.density, values)
+        score, novel, contribution, expected = score_rows(cohort.density, values, softer)
         score = np.where(features.ready[members], score, np.nan)
         out.score[members] = score
         out.novel[members] = novel
@@ -211,6 +224,32 @@ def thermal_excess(
     return excess, predicted
 
 
+def asleep(density: Density, values: Floats) -> None:
+    """Blanks, in place, what a GPU without work may do as it likes: draw little or much power
+    for nothing, and lower its clocks by more than half. A clock a little too low is no sleep.
+    """
+    busiest = np.max(np.nan_to_num(values[:, ACTIVITY], nan=-np.inf), axis=1)
+    idle = (busiest > -np.inf) & (busiest < _IDLE_BELOW)
+    values[idle, INDEX["power"]] = np.nan
+    for clock in (INDEX["sm_clock"], INDEX["mem_clock"]):
+        known = density.cores[:, clock][np.isfinite(density.cores[:, clock])]
+        if len(known):
+            values[idle & (values[:, clock] < 0.5 * known.max()), clock] = np.nan
+
+
+def excuses(density: Density, values: Floats) -> Floats:
+    """How much of each deviation counts [gpus, features], 1 = all: at its power cap a GPU's
+    clock depends on what each watt has to do, and a changed driver or load moves it."""
+    out = np.ones_like(values)
+    capped, power = values[:, INDEX["power_capped"]], values[:, INDEX["power"]]
+    seen = density.cores[:, INDEX["power"]][np.isfinite(density.cores[:, INDEX["power"]])]
+    at_cap = capped > 0.5
+    if len(seen):  # without the reasons, as with the default list of fields: by the watts
+        at_cap |= np.isnan(capped) & (power > 0.95 * seen.max())
+    out[at_cap, INDEX["sm_clock"]] = _CAPPED_CLOCK
+    return out
+
+
 def shared_shift(excess_c: Floats, host: Ints) -> Floats:
     """What all GPUs of one host have in common [gpus]: their inlet air, not their health.
 
@@ -229,8 +268,15 @@ def shared_shift(excess_c: Floats, host: Ints) -> Floats:
     return shift[host]
 
 
-def score_rows(density: Density, values: Floats) -> tuple[Floats, Bools, Floats, Floats]:
-    """(score [n], novel [n], contribution [n, f], expected [n, f]) of feature rows [n, f]."""
+def score_rows(
+    density: Density, values: Floats, softer: Floats | None = None
+) -> tuple[Floats, Bools, Floats, Floats]:
+    """(score [n], novel [n], contribution [n, f], expected [n, f]) of feature rows [n, f].
+
+    `softer` [n, f] is the share of each deviation that counts; all of it by default.
+    """
+    if softer is None:
+        softer = np.ones_like(values)
     n = len(values)
     score = np.full(n, np.nan)
     novel = np.zeros(n, dtype=bool)
@@ -239,26 +285,29 @@ def score_rows(density: Density, values: Floats) -> tuple[Floats, Bools, Floats,
     for start in range(0, n, _BATCH):
         part = slice(start, start + _BATCH)
         score[part], novel[part], contribution[part], expected[part] = _score_batch(
-            density, values[part]
+            density, values[part], softer[part]
         )
     return score, novel, contribution, expected
 
 
-def _score_batch(density: Density, values: Floats) -> tuple[Floats, Bools, Floats, Floats]:
+def _score_batch(
+    density: Density, values: Floats, softer: Floats
+) -> tuple[Floats, Bools, Floats, Floats]:
     space, cores = density.space, density.cores
     present = np.isfinite(cores).any(axis=0)
     response = ~space.demand & present
     demand2 = distance2(density, values, cores, space.demand & present)
-    response2 = distance2(density, values, cores, response)
+    response2 = distance2(density, values, cores, response, softer)
     far = demand2 > density.demand_radius**2
     best = np.argmin(np.where(far, np.inf, response2), axis=1)
     novel: Bools = np.all(far, axis=1)
     if novel.any():
-        physical2 = distance2(density, values[novel], cores, response & space.physical)
+        columns = response & space.physical
+        physical2 = distance2(density, values[novel], cores, columns, softer[novel])
         best[novel] = np.argmin(physical2, axis=1)
     expected = cores[best]
     z = (values - expected) / density.scale
-    z = np.clip(z * np.where(z > 0, space.above, space.below), -CLIP, CLIP)
+    z = np.clip(z * softer * np.where(z > 0, space.above, space.below), -CLIP, CLIP)
     counted = np.where(novel[:, None], response & space.physical, response)
     z = np.where(counted & np.isfinite(z), z, 0.0)
     total = (z * z).sum(axis=1)
@@ -268,7 +317,13 @@ def _score_batch(density: Density, values: Floats) -> tuple[Floats, Bools, Float
     return score, novel, np.nan_to_num(score)[:, None] * share, expected
 
 
-def distance2(density: Density, values: Floats, cores: Floats, columns: Bools) -> Floats:
+def distance2(
+    density: Density,
+    values: Floats,
+    cores: Floats,
+    columns: Bools,
+    softer: Floats | None = None,
+) -> Floats:
     """Clipped, eased squared distance [rows, cores] over the chosen columns. A value that a
     row or a core does not have says nothing: it adds no distance."""
     total = np.zeros((len(values), len(cores)), dtype=np.float32)
@@ -280,6 +335,8 @@ def distance2(density: Density, values: Floats, cores: Floats, columns: Bools) -
         below, above = np.float32(density.space.below[f]), np.float32(density.space.above[f])
         if below != 1.0 or above != 1.0:
             work *= np.where(work > 0, above, below)
+        if softer is not None and (softer[:, f] != 1.0).any():
+            work *= softer[:, f].astype(np.float32)[:, None]
         np.clip(work, -CLIP, CLIP, out=work)
         np.multiply(work, work, out=work)
         if np.isnan(x).any() or np.isnan(c).any():
