@@ -24,6 +24,7 @@ from sentinel.core.domain import (
     Control,
     Decision,
     Incident,
+    IncidentPhase,
     MigrationPhase,
     Mode,
     Outcome,
@@ -77,9 +78,15 @@ class _Replay:
         )
 
     def _releases(self, at_s: float) -> tuple[Command, ...]:
-        """The assumed operator: a node is given back once its incidents are over, or the
-        limits of the first days would hold for a whole history."""
-        ill = {i.node for i in self.control.incidents.values() if i.is_open}
+        """The assumed operator: gives a node back once everything on it has looked well for as
+        long as an alert takes to clear, or the limits would hold for a whole history."""
+        times = self.policy.times
+
+        def over(i: Incident) -> bool:
+            wait_s = times.clear_latched_for_s if i.latched else times.clear_for_s
+            return i.phase is IncidentPhase.CLEARING and i.held_s >= wait_s
+
+        ill = {i.node for i in self.control.incidents.values() if i.is_open and not over(i)}
         return tuple(
             Command(number, CommandKind.RELEASE, q.node, "backtest", "repaired", at_s)
             for number, q in enumerate(self.control.quarantine.values())

@@ -34,6 +34,7 @@ from sentinel.core.domain import (
     CommandKind,
     Control,
     Frame,
+    IncidentPhase,
     Judgement,
     Migration,
     Outcome,
@@ -192,6 +193,7 @@ class Daemon:
             self._alert(now)  # a full disk stops acts, never alerts
             raise
         self._committed, self._applied = done.control, ((), ())
+        _log_transitions(done)
         self._act(done)
         self._tell(frame, done, now, began)
 
@@ -245,10 +247,6 @@ class Daemon:
 
     def _tell(self, frame: Frame, done: Step, now: float, began: float) -> None:
         self._alert(now)
-        for t in done.transitions:
-            log.info(
-                "%s %s: %s -> %s: %s", t.entity, t.id, t.from_phase or "-", t.to_phase, t.reason
-            )
         duration_s = time.monotonic() - began
         self._stats = self._stats.finished(now, duration_s)
         open_incidents = sum(1 for i in self._control.incidents.values() if i.is_open)
@@ -441,6 +439,22 @@ def _schedule(daemon: Daemon, config: Config) -> BackgroundScheduler:
         scheduler.add_job(daemon.learn, **every, hours=config.learn.every_h, id="learn")
         scheduler.add_job(daemon.learn_first, **every, seconds=_FIRST_LEARN_S, id="learn-first")
     return scheduler
+
+
+def _log_transitions(done: Step) -> None:
+    for t in done.transitions:
+        # a suspicion is a passing thought until it is confirmed
+        passing = IncidentPhase.SUSPECTED in (t.from_phase, t.to_phase)
+        quiet = passing and t.to_phase != IncidentPhase.CONFIRMED
+        log.log(
+            logging.DEBUG if quiet else logging.INFO,
+            "%s %s: %s -> %s: %s",
+            t.entity,
+            t.id,
+            t.from_phase or "-",
+            t.to_phase,
+            t.reason,
+        )
 
 
 def _hold_back(pid: int) -> None:

@@ -299,6 +299,7 @@ class Incident:
     may_move: bool = False
     moved: bool = False
     fenced: bool = False
+    repaired: bool = False  # its GPU was reset, or came back, since the incident opened
     confirmed_at_s: float | None = None
     resolved_at_s: float | None = None
     bundle_id: str = ""

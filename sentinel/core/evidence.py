@@ -15,10 +15,12 @@ from typing import Final
 import numpy as np
 
 from sentinel.core.catalog import Catalog
-from sentinel.core.domain import Evidence, Floats, Frame, Gpu, Kind, Presence, Severity
+from sentinel.core.domain import Bools, Evidence, Floats, Frame, Gpu, Kind, Presence, Severity
 
 RANK: Final = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 _COUNTERS: Final = ("ecc_dbe_volatile", "ecc_dbe_aggregate")
+_SINCE_RESET: Final = ("energy_j", "ecc_dbe_volatile")  # both start at 0 with the driver
+_KNOWN_S: Final = 60.0  # a GPU seen for so long is known: a counter that it gets is news
 _BURST_GPUS: Final = 3  # one code on so many GPUs of one job, on two nodes or more, at once
 _RECOVERY: Final = {
     1: ("GPU reset required", Severity.CRITICAL, True),
@@ -45,13 +47,17 @@ class Finding:
 class HardWatch:
     """Remembers the counters of every GPU between ticks, so that only growth is news.
 
-    Counters that are already high when a GPU is first seen are history, not an event.
+    Counters that are already high when a GPU is first seen are history, not an event. Newer
+    exporters leave a counter out until it counts: one that a known GPU gets while none of its
+    siblings has it has just begun to count.
     """
 
     def __init__(self) -> None:
         self._gpus: tuple[Gpu, ...] = ()
         self._last = np.zeros((0, len(_COUNTERS)))
+        self._grows = np.zeros((0, len(_SINCE_RESET)))
         self._xid = np.zeros(0)
+        self._since_s = np.zeros(0)  # first frame in which each GPU was heard
 
     def look(self, frame: Frame, catalog: Catalog) -> tuple[list[Finding], frozenset[int]]:
         """Findings of this tick, and the rows whose GPU has been reset since the last one."""
@@ -63,32 +69,61 @@ class HardWatch:
             if name not in column:
                 continue
             now = frame.values[:, column[name]]
-            before = self._last[:, c]
+            before = np.where(self._begins(frame, now, self._last[:, c]), 0.0, self._last[:, c])
             grown = map(int, np.flatnonzero(now > before))  # never where either is unknown
             findings += [
                 _ecc(frame, row, name, before[row], now[row])
                 for row in grown
                 if name == _COUNTERS[0] or not _counts(frame, column, _COUNTERS[0], row)
             ]
-            if name == _COUNTERS[0]:
-                reset.update(int(row) for row in np.flatnonzero(now < before))
             self._last[:, c] = np.where(np.isfinite(now), now, before)
+        reset.update(self._started_anew(frame, column))
         if "xid" in column:
             now = frame.values[:, column["xid"]]
             reset.update(int(row) for row in np.flatnonzero((self._xid > 0) & (now == 0)))
             self._xid = np.where(np.isfinite(now), now, self._xid)
+        heard = frame.presence == Presence.PRESENT
+        self._since_s = np.where(heard, np.minimum(self._since_s, frame.at_s), self._since_s)
         return findings, frozenset(reset)
+
+    def _begins(self, frame: Frame, now: Floats, before: Floats) -> Bools:
+        """Where a counter has just begun, of a GPU that is known; never in an answer in part,
+        and not where its siblings have it too: then the exporter was told to show it."""
+        known = (frame.presence == Presence.PRESENT) & (frame.at_s - self._since_s > _KNOWN_S)
+        begins: Bools = np.isnan(before) & (now > 0) & known
+        for row in np.flatnonzero(begins):
+            node = frame.gpus[row].node
+            others = [r for r, g in enumerate(frame.gpus) if g.node == node and r != row]
+            if not others or frame.coverage.partial or np.isfinite(now[others]).any():
+                begins[row] = False
+        return begins
+
+    def _started_anew(self, frame: Frame, column: dict[str, int]) -> set[int]:
+        """Rows whose driver or GPU began again: what only ever grows has fallen."""
+        out: set[int] = set()
+        for c, name in enumerate(_SINCE_RESET):
+            if name in column:
+                now, before = frame.values[:, column[name]], self._grows[:, c]
+                out.update(int(row) for row in np.flatnonzero(now < before))
+                self._grows[:, c] = np.where(np.isfinite(now), now, before)
+        return out
 
     def _follow(self, frame: Frame) -> None:
         if frame.gpus is self._gpus:
             return
         old = {gpu.uuid: row for row, gpu in enumerate(self._gpus)}
         last = np.full((len(frame.gpus), len(_COUNTERS)), np.nan)
+        grows = np.full((len(frame.gpus), len(_SINCE_RESET)), np.nan)
         xid = np.full(len(frame.gpus), np.nan)
+        since_s = np.full(len(frame.gpus), np.inf)
         for row, gpu in enumerate(frame.gpus):
             if gpu.uuid in old:
-                last[row], xid[row] = self._last[old[gpu.uuid]], self._xid[old[gpu.uuid]]
-        self._last, self._xid, self._gpus = last, xid, frame.gpus
+                was = old[gpu.uuid]
+                last[row], xid[row] = self._last[was], self._xid[was]
+                grows[row] = self._grows[was]
+                since_s[row] = self._since_s[was]
+        self._last, self._xid, self._since_s, self._gpus = last, xid, since_s, frame.gpus
+        self._grows = grows
 
 
 def _counts(frame: Frame, column: dict[str, int], name: str, row: int) -> bool:

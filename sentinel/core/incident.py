@@ -165,8 +165,8 @@ def recovers(
     """One tick that is normal. `reset`: the GPU was reset or its host rebooted; `busy`: a
     migration of this incident is under way, so it stays open."""
     incident = replace(incident, last_tick_s=now_s, stronger_s=_faded(incident, dt_s))
-    if reset and incident.latched:
-        incident = replace(incident, latched=False)
+    if reset:
+        incident = replace(incident, latched=False, repaired=True)
     if incident.phase is IncidentPhase.SUSPECTED:
         return _doubts(incident, now_s, dt_s, times)
     if incident.phase is IncidentPhase.CONFIRMED:
@@ -174,9 +174,16 @@ def recovers(
         return Change(enters(replace(incident, held_s=0.0), IncidentPhase.CLEARING, now_s), why)
     incident = replace(incident, held_s=incident.held_s + dt_s)
     wait_s = times.clear_latched_for_s if incident.latched else times.clear_for_s
-    if incident.held_s < wait_s or busy:
+    if incident.held_s < wait_s or busy or _waits_for_repair(incident):
         return Change(incident)
     return Change(closed(incident, now_s), f"normal for {incident.held_s:.0f} s")
+
+
+def _waits_for_repair(incident: Incident) -> bool:
+    """A GPU whose work was taken away looks well because it idles. Its incident ends by a
+    reset, by a person's release, or, if it was lost, by its coming back."""
+    taken = incident.moved and incident.fenced
+    return taken and not incident.repaired and incident.kind is not Kind.LOST
 
 
 def closed(incident: Incident, now_s: float) -> Incident:

@@ -189,6 +189,7 @@ def place(
         i.gpu_uuid for i in control.incidents.values() if i.phase is IncidentPhase.SUSPECTED
     }
     free: dict[str, list[str]] = defaultdict(list)
+    upgrade: dict[str, bool] = {}  # a better model than asked for: kept for work that needs it
     turned_down: Counter[str] = Counter()
     better: dict[str, bool] = {}
     for row in _spare_rows(fleet, policy):
@@ -205,7 +206,8 @@ def place(
             turned_down[f"a lesser or unknown model than {' and '.join(sorted(wanted))}"] += 1
         else:
             free[gpu.node].append(gpu.uuid)
-    chosen = _fewest_nodes(free, count)
+            upgrade[gpu.node] = gpu.model not in wanted
+    chosen = _fewest_nodes(free, count, upgrade)
     if chosen is not None:
         return chosen
     found = sum(map(len, free.values()))
@@ -238,15 +240,17 @@ def _blocked(control: Control, own: Migration | None) -> set[str]:
     return firing | set(control.quarantine) | taken_nodes(control, own)
 
 
-def _fewest_nodes(free: dict[str, list[str]], count: int) -> tuple[Backup, ...] | None:
-    """The smallest node that holds all; else the largest first. Ties go by name, so that the
-    same fleet always gives the same answer."""
+def _fewest_nodes(
+    free: dict[str, list[str]], count: int, upgrade: dict[str, bool]
+) -> tuple[Backup, ...] | None:
+    """The smallest node of the same model that holds all, then one of a better model; else
+    the largest first. Ties go by name, so that the same fleet always gives the same answer."""
     whole = [node for node, uuids in free.items() if len(uuids) >= count]
     if whole:
-        node = min(whole, key=lambda n: (len(free[n]), n))
+        node = min(whole, key=lambda n: (upgrade[n], len(free[n]), n))
         return (Backup(node, tuple(free[node][:count])),)
     chosen: list[Backup] = []
-    for node in sorted(free, key=lambda n: (-len(free[n]), n)):
+    for node in sorted(free, key=lambda n: (upgrade[n], -len(free[n]), n)):
         chosen.append(Backup(node, tuple(free[node][:count])))
         count -= len(free[node])
         if count <= 0:

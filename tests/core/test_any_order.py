@@ -290,7 +290,7 @@ def test_the_judges_notice_what_is_broken(mutant, monkeypatch):
             return migration._while_started(m, outcome, outcome.at_s, said)
 
     monkeypatch.setattr(module, name, broken)
-    storms = (Storm(seed).run(150) for seed in range(100))
+    storms = (Storm(seed).run(150) for seed in range(400))
     with pytest.raises((AssertionError, ValueError)):
         Counter(bool(seen) for seen in storms)
 

@@ -8,7 +8,7 @@ from sentinel.core.evidence import HardWatch
 from sentinel.data import load_catalog
 
 METRICS = ("xid", "ecc_dbe_volatile", "ecc_dbe_aggregate", "remap_failure", "remap_pending")
-METRICS += ("recovery_action",)
+METRICS += ("recovery_action", "energy_j")
 CATALOG = load_catalog()
 GPUS = tuple(Gpu(f"GPU-{i}", f"node-{i // 2}", i % 2, "H100") for i in range(6))
 
@@ -96,6 +96,7 @@ def test_the_aggregate_counter_is_not_counted_twice():
 def test_a_counter_or_xid_that_falls_back_is_a_reset():
     assert seen(frame(ecc_dbe_volatile={2: 4}), frame(15.0))[1] == {2}
     assert seen(frame(xid={1: 79}), frame(15.0))[1] == {1}
+    assert seen(frame(energy_j={4: 9e9}), frame(15.0, energy_j={4: 700.0}))[1] == {4}
     assert seen(frame(xid={1: 31}), frame(15.0, xid={1: 79}))[1] == frozenset()
 
 

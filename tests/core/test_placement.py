@@ -55,6 +55,15 @@ def test_the_whole_need_on_one_node_and_the_smallest_that_holds_it(scene):
     assert nodes(ask(scene, avoid=frozenset({"node-5"}))[0]) == [("node-4", 1)]
 
 
+def test_a_better_model_is_kept_for_work_that_needs_it(scene):
+    models = {"node-0": "NVIDIA L40S", "node-4": "NVIDIA H100 80GB HBM3", "node-5": "NVIDIA L40S"}
+    with_models(scene, models)
+    scene.work = {uuid(0): Workload("job", "4711"), uuid(4): Workload("job", "other")}
+    answer, _, _ = ask(scene)
+    assert nodes(answer) == [("node-5", 1)]  # though fewer are free on the better one
+    assert nodes(ask(scene, avoid=frozenset({"node-5"}))[0]) == [("node-4", 1)]
+
+
 def test_a_gang_on_two_bad_nodes_needs_both_and_may_keep_the_healthy_rest(scene):
     scene.runs([0, 1, 2])
     answer, need, _ = ask(scene, leave=("node-0", "node-1", "node-3"))

@@ -286,11 +286,53 @@ class TestOnce:
         assert scene.incidents() == []
 
 
+class TestRepair:
+    """An incident whose work was taken away: the GPU idles, and looks well because it does."""
+
+    @pytest.mark.parametrize("kind", [Kind.DEVIANT, Kind.FAULT])
+    def test_it_stays_open_until_the_gpu_was_reset(self, scene, kind):
+        failed(scene, kind=kind)
+        scene.ticks(20)
+        scene.tick(scene.finishes(scene.posts[-1]))
+        move = scene.last(MOVE)
+        scene.carry(move)
+        scene.tick(scene.finishes(move.operation_id, move.backups))
+        scene.bad.clear()
+        scene.ticks(1000)
+        assert scene.incident(0).phase is IncidentPhase.CLEARING
+        assert scene.incident(0).severity is Severity.WARNING
+        scene.tick(resets={uuid(0)})
+        scene.ticks(25)
+        assert scene.incidents() == []
+        assert "node-0" in scene.control.quarantine  # until a person releases it
+
+    def test_a_release_ends_it_too(self, scene):
+        moved(scene)
+        scene.bad.clear()
+        scene.ticks(200)
+        assert scene.incidents()
+        scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
+        scene.tick(scene.finishes(scene.posts[-1]))
+        assert scene.incidents() == []
+
+    def test_a_lost_gpu_that_is_back_is_repaired(self, scene):
+        failed(scene, kind=Kind.LOST)
+        scene.ticks(2)
+        scene.tick(scene.finishes(scene.posts[-1]))
+        move = scene.last(MOVE)
+        scene.carry(move)
+        scene.tick(scene.finishes(move.operation_id, move.backups))
+        scene.bad.clear()
+        scene.ticks(30)
+        assert scene.incidents() == []
+
+
 class TestHousekeeping:
     def test_what_is_over_goes_and_what_still_counts_stays(self, scene):
         moved(scene)
         scene.bad.clear()
-        scene.ticks(130)
+        scene.tick(resets={uuid(0)})
+        scene.ticks(25)
         assert scene.incidents() == []
         later = housekeep(scene.control, scene.now + 26 * 3600)
         assert set(later.migrations) == {scene.control.quarantine["node-0"].operation_id} | {
