@@ -40,6 +40,7 @@ _FORGET_EVERY_S: Final = 3600.0
 _SKEW_S: Final = 5.0  # a sample from further in the future is refused
 _BEHIND: Final = 1.5  # scrape intervals behind its siblings: two scrapes were missed
 _INTERVAL_S: Final = 60.0  # assumed of an exporter that was seen only once
+_RETURN_S: Final = 180.0  # an exporter that comes back shows its GPUs by then, or 6 intervals
 _SILENT_S: Final = 60.0  # an exporter that says nothing for so long, or 3 intervals, is silent
 _TOGETHER_S: Final = 1e-3  # samples so close are of one scrape
 _FOLDS: Final = (Fold.MAX, Fold.SUM, Fold.OR)
@@ -153,6 +154,7 @@ class Telemetry:
         np.minimum.at(links.first_s, link, gpu_at_s)
         np.maximum.at(links.at_s, link, gpu_at_s)
         np.minimum.at(self._roster.gpus.first_s, series.gpu[s], gpu_at_s)
+        self._note_returns(series.exporter[s], gpu_at_s)
         np.maximum.at(exporters.at_s, series.exporter[s], gpu_at_s)
         # the series of the newest scrape tell the work; one that names none yields to others
         newest = gpu_at_s >= links.at_s[link] - _TOGETHER_S
@@ -162,6 +164,26 @@ class Telemetry:
         busy = link[work > 0]
         links.busy_work[busy], links.busy_s[busy] = links.work[busy], links.at_s[busy]
         return link_before_s
+
+    def _note_returns(self, exporter: Ints, at_s: Floats) -> None:
+        """When an exporter speaks again after it missed a scrape or more. One that falls silent
+        again soon is still coming back: a flapping one must not hide a lost GPU for ever."""
+        exporters, limit_s = self._roster.exporters, _BEHIND * self._intervals_s()
+        first_s = np.full(exporters.rows, np.inf)
+        np.minimum.at(first_s, exporter, at_s)
+        last_s = np.full(exporters.rows, -np.inf)
+        np.maximum.at(last_s, exporter, at_s)
+        back = np.isfinite(first_s) & (first_s - exporters.at_s > limit_s)
+        settled = first_s - exporters.resumed_s >= self._return_s()
+        exporters.resumed_s[back & settled] = first_s[back & settled]
+        for row in np.flatnonzero(last_s - first_s > limit_s):  # several scrapes in one answer
+            times = np.unique(at_s[exporter == row])
+            for at in times[1:][np.diff(times) > limit_s[row]]:
+                if at - exporters.resumed_s[row] >= self._return_s()[row]:
+                    exporters.resumed_s[row] = at
+
+    def _return_s(self) -> Floats:
+        return np.maximum(_RETURN_S, 6.0 * self._intervals_s())
 
     def _note_values(self, sid: Ints, at_s: Floats, raw: Floats, link_before_s: Floats) -> None:
         """Canonical values into their slots, and codes into the watch for Xids."""
@@ -304,7 +326,8 @@ class Telemetry:
         """Why each GPU is heard or not. A GPU has one link per exporter that ever showed it.
 
         It vanished if the exporter that showed it last goes on with its siblings, or if those
-        siblings have moved together to a new exporter; never on an answer in part.
+        siblings have moved together to a new exporter; never on an answer in part. Where that
+        exporter has itself only just come back, the GPU may still be on its way.
         """
         links, exporters = self._roster.links, self._roster.exporters
         interval_s = self._intervals_s()
@@ -329,7 +352,10 @@ class Telemetry:
         heir = self._roster.heirs(heard, ~alive, interval_s)
         home = np.where(~alive[home] & (heir[home] >= 0), heir[home], home)
         has_sibling = np.bincount(on[heard], minlength=len(alive)) > 0
-        out[~present & alive[home] & has_sibling[home]] = Presence.VANISHED
+        with np.errstate(invalid="ignore"):  # one that was never heard is not coming back
+            coming = exporters.at_s - exporters.resumed_s < self._return_s()
+        coming_gpu = coming[home] & (links.at_s[last] < exporters.resumed_s[home])
+        out[~present & alive[home] & has_sibling[home] & ~coming_gpu] = Presence.VANISHED
         return out
 
     def _describe(self, last_s: Floats) -> None:

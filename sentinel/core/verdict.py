@@ -15,12 +15,29 @@ import numpy as np
 
 from sentinel.core import domain
 from sentinel.core.catalog import Catalog
-from sentinel.core.domain import Evidence, Frame, Judgement, Kind, Presence, Severity, Verdict
+from sentinel.core.domain import (
+    Evidence,
+    Frame,
+    Ints,
+    Judgement,
+    Kind,
+    Presence,
+    Severity,
+    Verdict,
+    Workload,
+)
 from sentinel.core.evidence import RANK, Finding, HardWatch
 from sentinel.core.features import FEATURES, INDEX, MEM_TEMP, TEMP, Features, Window
 from sentinel.core.score import Cohort, RowIndex, Scores, empty_scores, score_fleet
 
+_HOT_C: Final = FEATURES[TEMP].floor  # above its own thermal model; less is not overheating
 _SHOWN: Final = 4  # features named in a verdict
+_PEERS: Final = 3  # fewer mates say nothing
+_ALIKE: Final = 0.5  # mates whose deviation is, in the median, this share of a GPU's share it
+# what a GPU's clocks and power say is also what its work and its settings say; heat and
+# throttling are the hardware's own word; corrected errors lose no data
+_SHARED: Final = np.array([INDEX[name] for name in ("power", "sm_clock", "mem_clock")])
+_OWN: Final = np.array([INDEX[name] for name in ("temp_excess", "mem_temp_excess", "throttled")])
 _CODE: Final = {
     Kind.DEVIANT: domain.DEVIANT,
     Kind.FAULT: domain.FAULT,
@@ -85,8 +102,9 @@ class Watch:
         present = frame.presence == Presence.PRESENT
         outside = (scores.score > 1.0) & present
         kinds[outside & ~settled] = domain.UNKNOWN  # neither healthy nor evidence: time stands
-        for row in map(int, np.flatnonzero(outside & settled)):
-            verdicts[row] = self._soft(frame, row, features, scores, bundle)
+        alike = _alike(frame, scores, np.flatnonzero(outside & settled))
+        for row, shared in alike.items():
+            verdicts[row] = self._soft(frame, row, features, scores, bundle, shared)
         by_row: dict[int, list[Finding]] = defaultdict(list)
         for finding in findings:
             by_row[finding.row].append(finding)
@@ -99,13 +117,25 @@ class Watch:
         return Judgement(kinds, score, ordered, resets)
 
     def _soft(
-        self, frame: Frame, row: int, features: Features, scores: Scores, bundle: Bundle | None
+        self,
+        frame: Frame,
+        row: int,
+        features: Features,
+        scores: Scores,
+        bundle: Bundle | None,
+        alike: str,
     ) -> Verdict:
+        """`alike` names the mates that deviate as it does, empty where it stands out. What they
+        share is a ticket at most, and so are corrected errors: neither moves work."""
         score = float(scores.score[row])
         share = scores.contribution[row]
         top = [int(f) for f in np.argsort(-share)[:_SHOWN] if share[f] > 0.05 * score]
         evidence = tuple(_explain(f, row, features, scores, frame.at_s) for f in top)
-        page = score >= self.settings.page_score
+        own = share[_OWN].sum() + (0.0 if alike else share[_SHARED].sum())
+        page = bool(np.sqrt(score * own) >= self.settings.page_score)
+        if alike:
+            text = f"{alike} deviate alike: more likely their work or a setting than this GPU"
+            evidence += (Evidence("density", "peers", text, at_s=frame.at_s),)
         return Verdict(
             gpu=frame.gpus[row],
             kind=Kind.DEVIANT,
@@ -117,6 +147,39 @@ class Watch:
             may_move=page,
             bundle_id=bundle.id if bundle else "",
         )
+
+
+def _alike(frame: Frame, scores: Scores, rows: Ints) -> dict[int, str]:
+    """For each of these rows, the mates on its node or in its work whose clocks and power
+    deviate like its own, in words; empty where there are none, or too few to tell."""
+    out = {int(row): "" for row in rows}
+    if not out:
+        return out
+    with np.errstate(invalid="ignore"):
+        part = np.sqrt(scores.score * scores.contribution[:, _SHARED].sum(axis=1))
+    part[frame.presence != Presence.PRESENT] = np.nan
+    groups: dict[str | Workload, list[int]] = defaultdict(list)
+    for row, (gpu, work) in enumerate(zip(frame.gpus, frame.workloads, strict=True)):
+        if np.isfinite(part[row]):
+            groups[gpu.node].append(row)
+            if work is not None:
+                groups[work].append(row)
+    typical: dict[str | Workload, float] = {}  # once per group: a whole fleet may deviate
+    for row in out:
+        if not part[row] >= _ALIKE * scores.score[row]:
+            continue  # it deviates by something else
+        work = frame.workloads[row]
+        places: list[str | Workload] = [frame.gpus[row].node] + ([work] if work else [])
+        for place in places:
+            if len(groups[place]) <= _PEERS:
+                continue
+            if place not in typical:
+                typical[place] = float(np.median(part[groups[place]]))
+            if typical[place] >= _ALIKE * part[row]:
+                name = place if isinstance(place, str) else f"{place.kind} {place.id}"
+                out[row] = f"the other GPUs of {name}"
+                break
+    return out
 
 
 def _hard(
@@ -200,7 +263,7 @@ def _pattern(scores: Scores, row: int, top: list[int]) -> str:
     def strong(name: str) -> bool:
         return INDEX[name] in top
 
-    hot = strong("temp_excess") and not low("temp_excess")
+    hot = strong("temp_excess") and not low("temp_excess") and value[TEMP] >= _HOT_C
     if strong("throttled") and (hot or strong("mem_temp_excess")):
         return "overheating with throttling"
     if hot or (strong("mem_temp_excess") and not low("mem_temp_excess")):

@@ -460,7 +460,8 @@ def moved(t, gpus, address):
 
 def test_an_exporter_that_returns_under_another_address_without_a_gpu_lost_it():
     before = [lambda t: moved(t, range(4), "10.0.0.1:9400")] * 4
-    after = [lambda t: moved(t, range(3), "10.0.0.2:9400")] * 8
+    after = [lambda t: moved(t, range(3), "10.0.0.2:9400")] * 15
+    assert presences(*before, *after[:8]) == [0, 0, 0, Presence.HOST_SILENT]
     assert presences(*before, *after) == [0, 0, 0, Presence.VANISHED]
 
 
