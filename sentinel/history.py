@@ -246,7 +246,7 @@ def _fit(
     power, gpu = np.concatenate(rows.power), np.concatenate(rows.gpu)
     temps = values[:, [TEMP, MEM_TEMP]]
     thermal = fit_thermal(tuple(rows.code), gpu, power, temps, span_s=span_s)
-    values[:, [TEMP, MEM_TEMP]] = thermal_excess(thermal, gpu, power, temps)[0]
+    values[:, [TEMP, MEM_TEMP]] = np.maximum(thermal_excess(thermal, gpu, power, temps)[0], 0.0)
     reference = np.ones(len(FEATURES))
     for f, feature in enumerate(FEATURES):
         known = values[:, f][np.isfinite(values[:, f])]

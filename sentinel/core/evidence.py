@@ -228,13 +228,12 @@ def _xids(frame: Frame, catalog: Catalog) -> list[Finding]:
         if len(rows) < _BURST_GPUS or len({frame.gpus[r].node for r in rows}) < 2:
             continue
         for i in places:
-            text = f"{out[i].evidence.text}; the same Xid {code} on {len(rows)} GPUs of job {job}"
-            out[i] = replace(
-                out[i],
-                severity=min(out[i].severity, Severity.WARNING, key=RANK.__getitem__),
-                fence=False,
-                move=False,
-                latch=False,
-                evidence=replace(out[i].evidence, text=text + ": the job's event, not a GPU's"),
+            own = out[i]
+            hardware = own.fence or own.move
+            why = "nothing is moved by itself" if hardware else "the job's event, not a GPU's"
+            text = (
+                f"{own.evidence.text}; the same Xid {code} on {len(rows)} GPUs of job {job}: {why}"
             )
+            evidence = replace(own.evidence, text=text)
+            out[i] = replace(own, fence=False, move=False, latch=False, evidence=evidence)
     return out

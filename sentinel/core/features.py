@@ -81,6 +81,7 @@ TEMP, MEM_TEMP = INDEX["temp_excess"], INDEX["mem_temp_excess"]
 PHYSICAL: Final = (TEMP, MEM_TEMP, INDEX["throttled"], INDEX["ecc_sbe"], INDEX["pcie_replay"])
 _LOG = [INDEX["nvlink_traffic"], INDEX["pcie_traffic"]]
 _COUNTS = [INDEX["ecc_sbe"], INDEX["pcie_replay"]]
+_CLOCKS = [INDEX["sm_clock"], INDEX["mem_clock"]]
 _THROTTLED, _CAPPED = INDEX["throttled"], INDEX["power_capped"]
 _POWER = INDEX["power"]
 
@@ -169,6 +170,8 @@ class Window:
             where = {name: i for i, name in enumerate(frame.metrics)}
             self._take = np.array([where.get(f.metric, -1) for f in FEATURES], dtype=np.int64)
         row = np.where(self._take >= 0, fresh[:, np.maximum(self._take, 0)], np.nan)
+        clocks = row[:, _CLOCKS]
+        row[:, _CLOCKS] = np.where(clocks > 0, clocks, np.nan)  # a sensor that says nothing
         row[:, _LOG] = np.log10(1.0 + np.maximum(row[:, _LOG], 0.0))
         mask = row[:, _THROTTLED]
         known = np.isfinite(mask)

@@ -154,7 +154,7 @@ def score_fleet(
         shift = np.stack([shared_shift(excess[:, k], host) for k in range(2)], axis=1)
         predicted += shift
         values = features.values[members].copy()
-        values[:, [TEMP, MEM_TEMP]] = excess - shift
+        values[:, [TEMP, MEM_TEMP]] = np.maximum(excess - shift, 0.0)  # cooler is no evidence
         asleep(cohort.density, values)
         softer = excuses(cohort.density, values)
         score, novel, contribution, expected = score_rows(cohort.density, values, softer)

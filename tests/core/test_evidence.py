@@ -59,12 +59,15 @@ def test_an_application_or_unknown_xid_never_acts(code):
     assert finding.severity is not Severity.CRITICAL
 
 
-def test_one_code_over_many_gpus_of_one_job_is_the_jobs_event():
+@pytest.mark.parametrize(("code", "says"), [(119, "moved by itself"), (43, "the job's event")])
+def test_one_code_over_many_gpus_of_one_job_never_acts(code, says):
     job = (Workload("job", "42"),) * 6
-    findings, _ = seen(frame(), frame(15.0, xids=[(i, 119) for i in range(6)], workloads=job))
+    findings, _ = seen(frame(), frame(15.0, xids=[(i, code) for i in range(6)], workloads=job))
     assert len(findings) == 6
     assert not any(f.fence or f.move for f in findings)
     assert "job 42" in findings[0].evidence.text
+    assert says in findings[0].evidence.text
+    assert (findings[0].severity is Severity.CRITICAL) is (code == 119)  # it still pages
 
 
 def test_a_burst_is_never_made_worse_than_its_code():

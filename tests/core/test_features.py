@@ -59,6 +59,12 @@ def test_old_values_are_unknown_not_current():
     assert np.isnan(out.values[0, INDEX["power"]])
 
 
+def test_a_clock_of_zero_is_a_sensor_that_says_nothing():
+    out = feed(Window(60.0), fleet("a"), [[[600, 0, 0, 0, 0]]] * 8)
+    assert np.isnan(out.values[0, INDEX["sm_clock"]])
+    assert out.values[0, INDEX["power"]] == 600
+
+
 def test_a_gpu_keeps_its_past_when_the_roster_changes_around_it():
     window, b = Window(60.0), fleet("b")
     feed(window, b, [[[200, 1980, 0, 0, 0]]] * 8)
