@@ -166,7 +166,7 @@ def recovers(
     migration of this incident is under way, so it stays open."""
     incident = replace(incident, last_tick_s=now_s, stronger_s=_faded(incident, dt_s))
     if reset:
-        incident = replace(incident, latched=False, repaired=True)
+        incident = was_reset(incident)
     if incident.phase is IncidentPhase.SUSPECTED:
         return _doubts(incident, now_s, dt_s, times)
     if incident.phase is IncidentPhase.CONFIRMED:
@@ -177,6 +177,11 @@ def recovers(
     if incident.held_s < wait_s or busy or _waits_for_repair(incident):
         return Change(incident)
     return Change(closed(incident, now_s), f"normal for {incident.held_s:.0f} s")
+
+
+def was_reset(incident: Incident) -> Incident:
+    """Its GPU began anew, whatever it looks like at that moment: a reset is seen only once."""
+    return replace(incident, latched=False, repaired=True)
 
 
 def _waits_for_repair(incident: Incident) -> bool:

@@ -213,13 +213,19 @@ def _fold_gpus(
             incident = opened(sighting, ledger.cluster, now_s, ledger.incidents)
         else:
             incident = _with_work(incident, row, fleet)
+            if row in judgement.resets:
+                incident = was_reset(incident)
         dt = dt_s if before else 0.0
         ledger.put(before, deviates(incident, verdict, now_s, dt, times, folded))
     busy = {m.incident_id for m in ledger.migrations.values() if m.phase.is_open}
     for uuid, before in open_on.items():
         row = fleet.rows.get(uuid or "", -1)
-        if row < 0 or judgement.kinds[row] != domain.NORMAL:
-            continue  # unknown: nothing moves, no timer runs
+        if row < 0:
+            continue
+        if judgement.kinds[row] != domain.NORMAL:  # unknown: nothing moves, no timer runs
+            if row in judgement.resets:
+                ledger.put(before, Change(was_reset(before)))
+            continue
         change = recovers(
             _with_work(before, row, fleet),
             now_s,

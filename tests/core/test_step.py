@@ -306,6 +306,22 @@ class TestRepair:
         assert scene.incidents() == []
         assert "node-0" in scene.control.quarantine  # until a person releases it
 
+    @pytest.mark.parametrize("looks", ["still deviant", "unknown"])
+    def test_a_reset_counts_whatever_the_gpu_looks_like_then(self, scene, looks):
+        failed(scene, kind=Kind.DEVIANT)
+        scene.ticks(20)
+        scene.tick(scene.finishes(scene.posts[-1]))
+        move = scene.last(MOVE)
+        scene.carry(move)
+        scene.tick(scene.finishes(move.operation_id, move.backups))
+        if looks == "unknown":
+            scene.silent.add("node-0")
+        scene.tick(resets={uuid(0)})
+        scene.silent.clear()
+        scene.bad.clear()
+        scene.ticks(30)
+        assert scene.incidents() == []
+
     def test_a_release_ends_it_too(self, scene):
         moved(scene)
         scene.bad.clear()
