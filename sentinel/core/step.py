@@ -31,7 +31,7 @@ from sentinel.core.domain import (
     Workload,
 )
 from sentinel.core.guards import Facts
-from sentinel.core.incident import Change, Sighting, deviates, opened, recovers
+from sentinel.core.incident import Change, Sighting, deviates, opened, recovers, was_reset
 from sentinel.core.invariants import check_invariants
 from sentinel.core.ledger import Ledger
 from sentinel.core.migration import sent
