@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sentinel.core.domain import Severity
 
 ROLES: Final = ("demand", "response", "error", "state", "info")
+NEEDS: Final = ("nvlink", "profiling", "memory_temp", "ecc", "row_remap", "energy", "whole")
 UP: Final = "up"  # Prometheus's own verdict on a scrape
 _ANY: Final = "*"  # in `where`: the label is there, whatever it says
 
@@ -26,6 +27,15 @@ class Fold(enum.StrEnum):
     MAX = "max"  # repeated values of the parent GPU, and ratios: the busiest slice
     SUM = "sum"  # amounts and rates that slices or links share out
     OR = "or"  # bit masks
+
+
+class MetricKind(enum.StrEnum):
+    """How a value behaves over time, whatever type its exporter declares."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"  # only grows, but for resets
+    EVENT = "event"  # a code that sticks after what it tells of
+    BITS = "bits"  # a mask of states
 
 
 class Source(enum.IntEnum):
@@ -42,17 +52,22 @@ class Source(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One canonical column. `valid_min` and `valid_max` bound what can be true at all."""
+    """One canonical column. `valid_min` and `valid_max` bound what can be true at all.
+
+    `needs` is what a GPU must have to have it; `adds` what one gains by having it.
+    """
 
     name: str
     unit: str
     role: str
     valid_min: float
     valid_max: float
-    monotonic: bool
+    kind: MetricKind
     fold: Fold
     label: str
     source: str
+    needs: tuple[str, ...] = ()
+    adds: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +75,8 @@ class Alias:
     """One exporter's name for a column: canonical value = scale x value + offset.
 
     `where` are labels the series must carry ("*" = any value). `code_label` names the Xid of
-    a count; `window_s` is the length of a sliding count, infinite for a counter.
+    a count; `window_s` is the length of a sliding count, infinite for a counter. `standard`:
+    the exporter shows it unless told not to.
     """
 
     exporter: str
@@ -72,6 +88,7 @@ class Alias:
     where: tuple[tuple[str, str], ...] = ()
     code_label: str = ""
     window_s: float = math.inf
+    standard: bool = False
 
     def fits(self, labels: Mapping[str, str]) -> bool:
         return all(
@@ -103,8 +120,10 @@ class Catalog:
         self.metrics: tuple[Metric, ...] = tuple(metrics)
         self.names: tuple[str, ...] = tuple(m.name for m in self.metrics)
         self._columns = {name: i for i, name in enumerate(self.names)}
+        self.aliases: tuple[Alias, ...] = tuple(aliases)
         self._aliases: dict[str, tuple[Alias, ...]] = {}
-        for alias in aliases:
+        # rows that ask for labels are tried before those that take any series
+        for alias in sorted(self.aliases, key=lambda a: -len(a.where)):
             self._aliases[alias.name] = (*self._aliases.get(alias.name, ()), alias)
         self._xids = {row.code: row for row in xids}
         up = Alias("prometheus", UP, -1, Source.UP)
@@ -122,6 +141,10 @@ class Catalog:
     def alias(self, name: str, labels: Mapping[str, str]) -> Alias | None:
         """The row that a series falls under: the first that fits, special ones first."""
         return next((a for a in self._aliases.get(name, ()) if a.fits(labels)), None)
+
+    def names_of(self, column: int) -> tuple[Alias, ...]:
+        """Every exporter's names for a column, in the order of the data."""
+        return tuple(alias for alias in self.aliases if alias.column == column)
 
     def resolve(self, name: str, labels: Mapping[str, str]) -> tuple[int, float, float] | None:
         """(column, scale, offset) of a series that carries a value, else None."""
@@ -174,6 +197,12 @@ class _Row:
             self.fault(f"{key}: missing, or not what is expected here: {value!r}")
         return value if good else default
 
+    def one_of(self, key: str, words: Sequence[str], default: str = "") -> str:
+        word = str(self.take(key, str, default))
+        if word not in words:
+            self.fault(f"{key}: {word!r} is none of {', '.join(words)}")
+        return word if word in words else default or words[0]
+
     def done(self) -> None:
         if self._content:
             self.fault(f"unknown keys {sorted(self._content)}")
@@ -191,13 +220,13 @@ def _metrics(plain: Mapping[str, Any], problems: list[str]) -> tuple[list[Metric
         name = content.get("name", "?") if isinstance(content, Mapping) else "?"
         row = _Row(f"metrics.yaml: metrics[{place}] {name}", content, problems)
         low, high = _bounds(row)
-        role = row.take("role", str, "")
-        if role not in ROLES:
-            row.fault(f"role: {role!r} is none of {', '.join(ROLES)}")
-        fold = row.take("fold", str, "max")
-        if fold not in list(Fold):
-            row.fault(f"fold: {fold!r} is none of {', '.join(Fold)}")
-            fold = "max"
+        role = row.one_of("role", ROLES)
+        fold = row.one_of("fold", list(Fold), "max")
+        kind = row.one_of("kind", list(MetricKind), "gauge")
+        needs = row.take("needs", list, [])
+        for need in needs:
+            if need not in NEEDS:
+                row.fault(f"needs: {need!r} is none of {', '.join(NEEDS)}")
         name = row.take("name", str, "?")
         if any(m.name == name for m in table):
             row.fault("this metric is there twice")
@@ -208,10 +237,12 @@ def _metrics(plain: Mapping[str, Any], problems: list[str]) -> tuple[list[Metric
                 role,
                 low,
                 high,
-                row.take("monotonic", bool, False),
+                MetricKind(kind),
                 Fold(fold),
                 row.take("label", str, name),
                 row.take("source", str),
+                tuple(needs),
+                row.take("adds", str, ""),
             )
         )
         source = Source.XID_GAUGE if name == "xid" else Source.VALUE
@@ -222,8 +253,7 @@ def _metrics(plain: Mapping[str, Any], problems: list[str]) -> tuple[list[Metric
         owner = _Row(f"metrics.yaml: {kind}", {}, problems)
         made = _aliases(owner, plain.get(kind) or [], exporters, -1, source, problems)
         aliases += _unique(made, seen, problems)
-    # rows that ask for labels are tried before those that take any series
-    return table, sorted(aliases, key=lambda a: -len(a.where))
+    return table, aliases
 
 
 def _bounds(row: _Row) -> tuple[float, float]:
@@ -252,6 +282,7 @@ def _aliases(
             row.fault("names: no name")
         where = row.take("where", dict, {})
         flag = row.take("flag", bool, False)
+        standard = row.take("standard", bool, False)
         code_label = row.take("code_label", str, "")
         if source is Source.XID_COUNT and not code_label:
             row.fault("code_label: a count needs the label that holds its code")
@@ -270,6 +301,7 @@ def _aliases(
                 tuple(sorted((str(k), str(v)) for k, v in where.items())),
                 code_label,
                 window_s,
+                standard,
             )
 
 
