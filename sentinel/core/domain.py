@@ -52,12 +52,13 @@ class Mode(enum.StrEnum):
 
 
 class Presence(enum.IntEnum):
-    """Why a GPU has, or has not, reported: the three causes of absence told apart."""
+    """Why a GPU has, or has not, reported: the causes of absence told apart."""
 
     PRESENT = 0
     VANISHED = 1  # its siblings on the same exporter report and it does not
     HOST_SILENT = 2  # the exporter or the host is gone: nothing is known of the GPU
     BLIND = 3  # Prometheus or the way to it is gone: nothing is known of any GPU
+    FROZEN = 4  # samples come and repeat what was once read: nothing is known of it now
 
 
 class SubjectKind(enum.StrEnum):

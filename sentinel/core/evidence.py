@@ -19,8 +19,11 @@ from sentinel.core.domain import Bools, Evidence, Floats, Frame, Gpu, Kind, Pres
 
 RANK: Final = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 _COUNTERS: Final = ("ecc_dbe_volatile", "ecc_dbe_aggregate")
+_CORRECTED: Final = ("ecc_sbe_volatile", "ecc_sbe_aggregate")
 _SINCE_RESET: Final = ("energy_j", "ecc_dbe_volatile")  # both start at 0 with the driver
 _KNOWN_S: Final = 60.0  # a GPU seen for so long is known: a counter that it gets is news
+_STORM_S: Final = 60.0  # corrected errors are counted over so long
+_STORM_PER_S: Final = 10.0  # and at this rate they slow the driver down; healthy memory has none
 _BURST_GPUS: Final = 3  # one code on so many GPUs of one job, on two nodes or more, at once
 _RECOVERY: Final = {
     1: ("GPU reset required", Severity.CRITICAL, True),
@@ -58,12 +61,15 @@ class HardWatch:
         self._grows = np.zeros((0, len(_SINCE_RESET)))
         self._xid = np.zeros(0)
         self._since_s = np.zeros(0)  # first frame in which each GPU was heard
+        # of each count of corrected errors: what it was, when, and the rate since (1/s)
+        self._storm = np.zeros((len(_CORRECTED), 3, 0))
 
     def look(self, frame: Frame, catalog: Catalog) -> tuple[list[Finding], frozenset[int]]:
         """Findings of this tick, and the rows whose GPU has been reset since the last one."""
         self._follow(frame)
         column = {name: i for i, name in enumerate(frame.metrics)}
         findings = [*_vanished(frame), *_levels(frame, column), *_xids(frame, catalog)]
+        findings += self._storms(frame, column)
         reset: set[int] = set()
         for c, name in enumerate(_COUNTERS):
             if name not in column:
@@ -85,6 +91,21 @@ class HardWatch:
         heard = frame.presence == Presence.PRESENT
         self._since_s = np.where(heard, np.minimum(self._since_s, frame.at_s), self._since_s)
         return findings, frozenset(reset)
+
+    def _storms(self, frame: Frame, column: dict[str, int]) -> list[Finding]:
+        """GPUs whose memory is being corrected all the time. No baseline is needed to say so."""
+        worst = np.zeros(len(frame.gpus))
+        for c, name in enumerate(_CORRECTED):
+            if name not in column:
+                continue
+            now, (count, at_s, rate) = frame.values[:, column[name]], self._storm[c]
+            new = np.isfinite(now) & np.isnan(count)
+            due = ~new & (frame.at_s - at_s >= _STORM_S) & np.isfinite(now)
+            rate[due] = (now - count)[due] / (frame.at_s - at_s)[due]
+            count[new | due], at_s[new | due] = now[new | due], frame.at_s
+            worst = np.maximum(worst, rate)
+        here = np.flatnonzero((worst >= _STORM_PER_S) & (frame.presence == Presence.PRESENT))
+        return [_storm(frame, int(row), float(worst[row])) for row in here]
 
     def _begins(self, frame: Frame, now: Floats, before: Floats) -> Bools:
         """Where a counter has just begun, of a GPU that is known; never in an answer in part,
@@ -116,14 +137,16 @@ class HardWatch:
         grows = np.full((len(frame.gpus), len(_SINCE_RESET)), np.nan)
         xid = np.full(len(frame.gpus), np.nan)
         since_s = np.full(len(frame.gpus), np.inf)
+        storm = np.empty((len(_CORRECTED), 3, len(frame.gpus)))
+        storm[:] = np.array([np.nan, -np.inf, 0.0])[:, None]
         for row, gpu in enumerate(frame.gpus):
             if gpu.uuid in old:
                 was = old[gpu.uuid]
                 last[row], xid[row] = self._last[was], self._xid[was]
                 grows[row] = self._grows[was]
-                since_s[row] = self._since_s[was]
+                since_s[row], storm[:, :, row] = self._since_s[was], self._storm[:, :, was]
         self._last, self._xid, self._since_s, self._gpus = last, xid, since_s, frame.gpus
-        self._grows = grows
+        self._grows, self._storm = grows, storm
 
 
 def _counts(frame: Frame, column: dict[str, int], name: str, row: int) -> bool:
@@ -197,6 +220,13 @@ def _ecc(frame: Frame, row: int, name: str, before: float, now: float) -> Findin
     return Finding(
         row, Kind.FAULT, Severity.CRITICAL, "uncorrectable ECC", evidence, True, True, True
     )
+
+
+def _storm(frame: Frame, row: int, rate: float) -> Finding:
+    text = f"{rate:.0f} corrected ECC errors per second: the memory is failing"
+    evidence = Evidence("ecc", _CORRECTED[0], text, rate, 0.0, "1/s", 1.0, frame.at_s)
+    pattern = "correctable ECC storm"
+    return Finding(row, Kind.FAULT, Severity.WARNING, pattern, evidence, False, False, False)
 
 
 def _xids(frame: Frame, catalog: Catalog) -> list[Finding]:

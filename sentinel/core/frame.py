@@ -29,7 +29,9 @@ from sentinel.core.domain import (
     Workload,
     XidEvent,
 )
+from sentinel.core.doubt import Doubt, Lacks, nothing_known
 from sentinel.core.identity import Identity
+from sentinel.core.presence import BEHIND, TOGETHER_S, Attendance
 from sentinel.core.series import Roster, SeriesKey
 from sentinel.core.xid_edges import Edge, Known
 
@@ -38,11 +40,6 @@ __all__ = ["Identity", "Samples", "SeriesKey", "Telemetry"]
 FORGET_S: Final = 86_400.0  # a GPU or a series unseen for so long is dropped
 _FORGET_EVERY_S: Final = 3600.0
 _SKEW_S: Final = 5.0  # a sample from further in the future is refused
-_BEHIND: Final = 1.5  # scrape intervals behind its siblings: two scrapes were missed
-_INTERVAL_S: Final = 60.0  # assumed of an exporter that was seen only once
-_RETURN_S: Final = 180.0  # an exporter that comes back shows its GPUs by then, or 6 intervals
-_SILENT_S: Final = 60.0  # an exporter that says nothing for so long, or 3 intervals, is silent
-_TOGETHER_S: Final = 1e-3  # samples so close are of one scrape
 _FOLDS: Final = (Fold.MAX, Fold.SUM, Fold.OR)
 # What drivers and exporters write instead of "none": the blanks of DCGM in 32 and 64 bits and
 # as a float (seen times 100 too), and all ones.
@@ -74,18 +71,26 @@ class Telemetry:
     """The fold. Mutable, owned by one thread, no input or output of its own.
 
     `stale_after_s`: when an exporter without samples counts as silent; by default 60 s or
-    three of its scrape intervals. `rejected` counts refused samples by reason.
+    three of its scrape intervals. `lacks` says what a model cannot have. `rejected` counts
+    refused samples by reason.
     """
 
     def __init__(
-        self, catalog: Catalog, identity: Identity, *, stale_after_s: float | None = None
+        self,
+        catalog: Catalog,
+        identity: Identity,
+        *,
+        stale_after_s: float | None = None,
+        lacks: Lacks = nothing_known,
     ) -> None:
         self.rejected: dict[str, int] = defaultdict(int)
-        self._catalog, self._stale_after_s = catalog, stale_after_s
+        self._catalog = catalog
         self._low = np.array([m.valid_min for m in catalog.metrics])
         self._high = np.array([m.valid_max for m in catalog.metrics])
         self._fold = np.array([_FOLDS.index(m.fold) for m in catalog.metrics], dtype=np.int8)
         self._roster = Roster(catalog, identity)
+        self._present = Attendance(self._roster, stale_after_s)
+        self._doubt = Doubt(catalog, self._roster, lacks)
         self._edges: list[Edge] = []
         self._partial: tuple[bool, str] = (False, "")
         self._forgot_s = np.nan
@@ -153,37 +158,19 @@ class Telemetry:
         link = series.link[s]
         np.minimum.at(links.first_s, link, gpu_at_s)
         np.maximum.at(links.at_s, link, gpu_at_s)
-        np.minimum.at(self._roster.gpus.first_s, series.gpu[s], gpu_at_s)
-        self._note_returns(series.exporter[s], gpu_at_s)
+        gpus, of_slice = self._roster.gpus, series.of_slice[s]
+        np.minimum.at(gpus.first_s, series.gpu[s], gpu_at_s)
+        np.maximum.at(gpus.cut_s, series.gpu[s[of_slice]], gpu_at_s[of_slice])
+        self._present.note_returns(series.exporter[s], gpu_at_s)
         np.maximum.at(exporters.at_s, series.exporter[s], gpu_at_s)
         # the series of the newest scrape tell the work; one that names none yields to others
-        newest = gpu_at_s >= links.at_s[link] - _TOGETHER_S
+        newest = gpu_at_s >= links.at_s[link] - TOGETHER_S
         link, work = link[newest], series.work[s[newest]]
-        links.work[link[links.at_s[link] > link_before_s[link] + _TOGETHER_S]] = 0
+        links.work[link[links.at_s[link] > link_before_s[link] + TOGETHER_S]] = 0
         np.maximum.at(links.work, link, work)
         busy = link[work > 0]
         links.busy_work[busy], links.busy_s[busy] = links.work[busy], links.at_s[busy]
         return link_before_s
-
-    def _note_returns(self, exporter: Ints, at_s: Floats) -> None:
-        """When an exporter speaks again after it missed a scrape or more. One that falls silent
-        again soon is still coming back: a flapping one must not hide a lost GPU for ever."""
-        exporters, limit_s = self._roster.exporters, _BEHIND * self._intervals_s()
-        first_s = np.full(exporters.rows, np.inf)
-        np.minimum.at(first_s, exporter, at_s)
-        last_s = np.full(exporters.rows, -np.inf)
-        np.maximum.at(last_s, exporter, at_s)
-        back = np.isfinite(first_s) & (first_s - exporters.at_s > limit_s)
-        settled = first_s - exporters.resumed_s >= self._return_s()
-        exporters.resumed_s[back & settled] = first_s[back & settled]
-        for row in np.flatnonzero(last_s - first_s > limit_s):  # several scrapes in one answer
-            times = np.unique(at_s[exporter == row])
-            for at in times[1:][np.diff(times) > limit_s[row]]:
-                if at - exporters.resumed_s[row] >= self._return_s()[row]:
-                    exporters.resumed_s[row] = at
-
-    def _return_s(self) -> Floats:
-        return np.maximum(_RETURN_S, 6.0 * self._intervals_s())
 
     def _note_values(self, sid: Ints, at_s: Floats, raw: Floats, link_before_s: Floats) -> None:
         """Canonical values into their slots, and codes into the watch for Xids."""
@@ -201,6 +188,17 @@ class Telemetry:
         impossible = measured & ~((value >= self._low[column]) & (value <= self._high[column]))
         self._reject("out of range", impossible)
         measured &= ~impossible
+        at, interval_s = np.flatnonzero(measured), self._present.intervals_s()
+        foreign = np.zeros(len(raw), dtype=bool)
+        foreign[at] = self._doubt.not_its_own(
+            series.gpu[sid[at]],
+            column[at],
+            value[at],
+            at_s[at],
+            interval_s[series.exporter[sid[at]]],
+        )
+        self._reject("not on this GPU", foreign)
+        measured &= ~foreign
         counted = (source == Source.XID_COUNT) & ~blank & (raw >= 0)
         coded = np.flatnonzero(((source == Source.XID_GAUGE) & measured) | counted)
         if len(coded):
@@ -214,23 +212,19 @@ class Telemetry:
             roster.links.first_s[link],
             link_before_s[link],
             roster.gpus.first_s[series.gpu[sid]],
-            self._intervals_s()[series.exporter[sid]],
+            self._present.intervals_s()[series.exporter[sid]],
         )
         self._edges += roster.xids.observe(series.xid_slot[sid], at_s, value, known)
-
-    def _intervals_s(self) -> Floats:
-        """The scrape interval of each exporter [exporters], assumed where it is unknown."""
-        interval_s = self._roster.exporters.interval_s
-        return np.where(np.isfinite(interval_s), interval_s, _INTERVAL_S)
 
     def _fold_in(self, sid: Ints, at_s: Floats, value: Floats) -> None:
         """The newest value of each slot; of several at one moment the largest, or all bits."""
         slots = self._roster.slots
         slot = self._roster.series.slot[sid]
+        before, touched = slots.value.copy(), slot
         before_s = slots.at_s[slot]
         np.maximum.at(slots.at_s, slot, at_s)
-        newest = at_s >= slots.at_s[slot] - _TOGETHER_S
-        fresh = slot[newest & (before_s < slots.at_s[slot] - _TOGETHER_S)]
+        newest = at_s >= slots.at_s[slot] - TOGETHER_S
+        fresh = slot[newest & (before_s < slots.at_s[slot] - TOGETHER_S)]
         slot, value = slot[newest], value[newest]
         bits = self._fold[slots.column[slot]] == _FOLDS.index(Fold.OR)
         slots.value[fresh] = -np.inf
@@ -240,6 +234,8 @@ class Telemetry:
             mask = np.maximum(slots.value[mine], 0.0).astype(np.int64)
             np.bitwise_or.at(mask, place, value[bits].astype(np.int64))
             slots.value[mine] = mask
+        changed = touched[slots.value[touched] != before[touched]]
+        slots.changed_s[changed] = slots.at_s[changed]
 
     # ---- frames out -----------------------------------------------------------------
 
@@ -248,37 +244,38 @@ class Telemetry:
         self._forget(at_s)
         partial, why = self._partial
         self._partial = (False, "")
-        presence = self._presence(at_s, complete=not partial)
         edges, self._edges = self._edges, []
         xids = tuple(XidEvent(e.gpu, e.code, e.at_s) for e in edges)
+        values, times = self._laid_out()
+        presence = self._present.of_gpus(at_s, complete=not partial)
+        still = self._doubt.stands_still(values, self._present.gpu_intervals_s())
+        presence[still & (presence == Presence.PRESENT)] = Presence.FROZEN
         reporting = int(np.count_nonzero(presence == Presence.PRESENT))
         reason = f"Prometheus answered only in part: {why}" if partial else ""
         coverage = Coverage(self._heard_of(), reporting, False, partial, reason)
-        return self._lay_out(at_s, presence, coverage, xids)
+        return self._made(at_s, values, times, presence, coverage, xids)
 
     def blind(self, at_s: float, reason: str) -> Frame:
         """A moment in which nothing could be read: the last values, with their true age."""
         presence = np.full(len(self._roster.uuids), Presence.BLIND, dtype=np.int8)
         coverage = Coverage(self._heard_of(), 0, True, False, reason)
-        return self._lay_out(at_s, presence, coverage, ())
+        return self._made(at_s, *self._laid_out(), presence, coverage, ())
 
     def _heard_of(self) -> int:
         """GPUs that ever reported: a slice of history names some before their first sample."""
         return int(np.count_nonzero(self._roster.gpus.first_s < np.inf))
 
-    def _lay_out(
+    def _made(
         self,
         at_s: float,
+        values: Floats,
+        times: Floats,
         presence: npt.NDArray[np.int8],
         coverage: Coverage,
         xids: tuple[XidEvent, ...],
     ) -> Frame:
         roster = self._roster
-        shape = (len(roster.uuids), len(self._catalog.metrics))
-        values = np.full(shape, np.nan)
-        times = np.full(shape, -np.inf)
-        self._spread(values.reshape(-1), times.reshape(-1))
-        last_s = np.full(shape[0], -np.inf)
+        last_s = np.full(len(roster.uuids), -np.inf)
         np.maximum.at(last_s, roster.links.gpu, roster.links.at_s)
         self._describe(last_s)
         return Frame(
@@ -294,6 +291,17 @@ class Telemetry:
             last_seen_s=last_s,
         )
 
+    def _laid_out(self) -> tuple[Floats, Floats]:
+        """The newest values and their times [gpus, metrics], less those that cannot be so."""
+        shape = (len(self._roster.uuids), len(self._catalog.metrics))
+        values, times = np.full(shape, np.nan), np.full(shape, -np.inf)
+        self._spread(values.reshape(-1), times.reshape(-1))
+        idle = self._doubt.idle_profiling(values)
+        if idle.any():
+            self._reject("profiling at zero", idle)
+            self._doubt.mask_profiling(values, idle)
+        return values, times
+
     def _spread(self, values: Floats, times: Floats) -> None:
         """Slots into cells [gpus x metrics]. A series of the whole GPU wins over its parts."""
         slots = self._roster.slots
@@ -307,8 +315,8 @@ class Telemetry:
         newest = np.full(len(values), -np.inf)
         here = cell[part]
         np.maximum.at(newest, here, slots.at_s[part])
-        use = (newest[here] > times[here] + _TOGETHER_S) & (
-            slots.at_s[part] >= newest[here] - _TOGETHER_S
+        use = (newest[here] > times[here] + TOGETHER_S) & (
+            slots.at_s[part] >= newest[here] - TOGETHER_S
         )
         part, here = part[use], here[use]
         part_value, fold = slots.value[part], self._fold[slots.column[part]]
@@ -322,46 +330,10 @@ class Telemetry:
         over = values[here] > self._high[slots.column[part]]  # a sum may leave the range
         values[here[over]], times[here[over]] = np.nan, -np.inf
 
-    def _presence(self, at_s: float, *, complete: bool) -> npt.NDArray[np.int8]:
-        """Why each GPU is heard or not. A GPU has one link per exporter that ever showed it.
-
-        It vanished if the exporter that showed it last goes on with its siblings, or if those
-        siblings have moved together to a new exporter; never on an answer in part. Where that
-        exporter has itself only just come back, the GPU may still be on its way.
-        """
-        links, exporters = self._roster.links, self._roster.exporters
-        interval_s = self._intervals_s()
-        limit_s = np.maximum(_SILENT_S, 3.0 * interval_s)
-        if self._stale_after_s is not None:
-            limit_s = np.full(len(interval_s), self._stale_after_s)
-        down = (exporters.up == 0) & (exporters.up_s >= exporters.at_s - _TOGETHER_S)
-        alive = ~down & (at_s - exporters.at_s <= limit_s)
-        on = links.exporter
-        with np.errstate(invalid="ignore"):  # neither was heard yet: not behind
-            behind = exporters.at_s[on] - links.at_s >= _BEHIND * interval_s[on]
-        heard = alive[on] & ~behind
-        gpus = len(self._roster.uuids)
-        present = np.bincount(links.gpu[heard], minlength=gpus) > 0
-        out = np.where(present, Presence.PRESENT, Presence.HOST_SILENT).astype(np.int8)
-        if not complete or present.all():
-            return out
-        last = np.zeros(gpus, dtype=np.int64)
-        order = np.lexsort((links.at_s, links.gpu))
-        last[links.gpu[order]] = order  # the last of each GPU is its newest link
-        home = on[last]
-        heir = self._roster.heirs(heard, ~alive, interval_s)
-        home = np.where(~alive[home] & (heir[home] >= 0), heir[home], home)
-        has_sibling = np.bincount(on[heard], minlength=len(alive)) > 0
-        with np.errstate(invalid="ignore"):  # one that was never heard is not coming back
-            coming = exporters.at_s - exporters.resumed_s < self._return_s()
-        coming_gpu = coming[home] & (links.at_s[last] < exporters.resumed_s[home])
-        out[~present & alive[home] & has_sibling[home] & ~coming_gpu] = Presence.VANISHED
-        return out
-
     def _describe(self, last_s: Floats) -> None:
         """Names, places and work of the GPUs; the same tuples while nothing changed."""
         roster, links = self._roster, self._roster.links
-        pace_s = _BEHIND * self._intervals_s()[links.exporter]
+        pace_s = BEHIND * self._present.intervals_s()[links.exporter]
         recent = links.at_s >= last_s[links.gpu] - pace_s
         # the exporter that names the node best; of two as good the newer one
         order = np.lexsort((np.arange(links.rows), -links.rank, recent, links.gpu))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from sentinel.core.domain import Bools, Floats, Ints, Workload
 from sentinel.core.identity import GpuLabels, Identity, exporter_of, read_gpu
 from sentinel.core.tables import Exporters, Gpus, Links, Series, Slots
 from sentinel.core.xid_edges import GAUGE, XidEdges
+
+_SLICE: Final = ("GPU_I_ID", "gpu_instance_id", "gpu_instance", "mig_uuid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ class Roster:
             exporter=target,
             work=labels.work,
             xid_slot=self._xid_slot(alias, labels, gpu),
+            of_slice=any(labels.plain.get(name) for name in _SLICE),
         )
 
     def _slot(self, gpu: int, column: int, part: str) -> int:

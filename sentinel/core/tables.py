@@ -79,6 +79,7 @@ class Series(_Table):
         "exporter": (np.int64, -1),
         "work": (np.int64, 0),
         "xid_slot": (np.int64, -1),
+        "of_slice": (np.bool_, False),
         "last_s": (np.float64, _NEVER),
     }
     source: npt.NDArray[np.int8]
@@ -91,11 +92,13 @@ class Series(_Table):
     exporter: Ints
     work: Ints
     xid_slot: Ints
+    of_slice: Bools
     last_s: Floats
 
 
 class Slots(_Table):
-    """`is_part`: the value of a slice or a link, not of the whole GPU."""
+    """`is_part`: the value of a slice or a link, not of the whole GPU. `changed_s`: the sample
+    at which the value was last another than before, or was first seen."""
 
     columns: ClassVar = {
         "gpu": (np.int64, -1),
@@ -103,12 +106,14 @@ class Slots(_Table):
         "is_part": (np.bool_, False),
         "at_s": (np.float64, _NEVER),
         "value": (np.float64, math.nan),
+        "changed_s": (np.float64, _NEVER),
     }
     gpu: Ints
     column: Ints
     is_part: Bools
     at_s: Floats
     value: Floats
+    changed_s: Floats
 
 
 class Links(_Table):
@@ -184,5 +189,8 @@ class Exporters(_Table):
 
 
 class Gpus(_Table):
-    columns: ClassVar = {"first_s": (np.float64, math.inf)}
+    """`cut_s` is the newest sample of a slice: a GPU that is cut up (MIG) has some."""
+
+    columns: ClassVar = {"first_s": (np.float64, math.inf), "cut_s": (np.float64, _NEVER)}
     first_s: Floats
+    cut_s: Floats

@@ -95,7 +95,7 @@ class Watch:
         )
         self.features, self.scores = features, scores
         kinds = np.zeros(len(frame.gpus), dtype=np.int8)
-        silent = frame.presence == Presence.HOST_SILENT
+        silent = np.isin(frame.presence, (Presence.HOST_SILENT, Presence.FROZEN))
         kinds[silent | (frame.presence == Presence.BLIND)] = domain.UNKNOWN
         verdicts: dict[int, Verdict] = {}
         settled = features.settled_s >= self.settings.settle_s

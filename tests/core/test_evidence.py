@@ -8,7 +8,7 @@ from sentinel.core.evidence import HardWatch
 from sentinel.data import load_catalog
 
 METRICS = ("xid", "ecc_dbe_volatile", "ecc_dbe_aggregate", "remap_failure", "remap_pending")
-METRICS += ("recovery_action", "energy_j")
+METRICS += ("recovery_action", "energy_j", "ecc_sbe_volatile", "ecc_sbe_aggregate")
 CATALOG = load_catalog()
 GPUS = tuple(Gpu(f"GPU-{i}", f"node-{i // 2}", i % 2, "H100") for i in range(6))
 
@@ -144,3 +144,31 @@ def test_counters_stay_with_their_gpu_when_the_roster_changes():
     assert watch.look(frame(15.0, gpus=GPUS, ecc_dbe_volatile={2: 7}), CATALOG)[0] == []
     findings, _ = watch.look(frame(30.0, gpus=GPUS, ecc_dbe_volatile={2: 8}), CATALOG)
     assert [f.row for f in findings] == [2]
+
+
+def errors(per_s, ticks, name="ecc_sbe_volatile", start=5e6):
+    return [frame(15.0 * i, **{name: {2: start + per_s * 15.0 * i}}) for i in range(ticks)]
+
+
+@pytest.mark.parametrize("name", ["ecc_sbe_volatile", "ecc_sbe_aggregate"])
+def test_a_storm_of_corrected_errors_is_a_ticket_without_any_baseline(name):
+    findings, _ = seen(*errors(17_700.0, 6, name))
+    (finding,) = [f for f in findings if f.row == 2]
+    assert (finding.kind, finding.severity) == (Kind.FAULT, Severity.WARNING)
+    assert (finding.fence, finding.move, finding.latch) == (False, False, False)
+    assert "17700 corrected ECC errors per second" in finding.evidence.text
+
+
+def test_a_storm_is_over_when_it_is_over():
+    frames = errors(17_700.0, 6)
+    after = [frame(90.0 + 15 * i, ecc_sbe_volatile={2: 1e9}) for i in range(12)]
+    assert seen(*frames, *after)[0] == []
+
+
+@pytest.mark.parametrize("per_s", [0.0, 1.0, -50.0])
+def test_a_few_corrected_errors_or_a_reset_are_no_storm(per_s):
+    assert seen(*errors(per_s, 12))[0] == []
+
+
+def test_a_high_count_that_stands_is_history():
+    assert seen(*errors(0.0, 12, start=9e9))[0] == []
