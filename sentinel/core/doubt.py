@@ -89,9 +89,10 @@ class Doubt:
         idle: Bools = stands & works
         return idle
 
-    def mask_profiling(self, values: Floats, rows: Bools) -> None:
+    def mask_profiling(self, values: Floats, times: Floats, rows: Bools) -> None:
         """Takes the profiling counters of these GPUs out of `values`, in place."""
-        values[np.ix_(rows, self._profiling)] = np.nan
+        cells = np.ix_(rows, self._profiling)
+        values[cells], times[cells] = np.nan, -np.inf
 
     def stands_still(self, values: Floats, interval_s: Floats) -> Bools:
         """GPUs [gpus] of which nothing at all changes though samples come: an exporter that

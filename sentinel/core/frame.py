@@ -299,7 +299,7 @@ class Telemetry:
         idle = self._doubt.idle_profiling(values)
         if idle.any():
             self._reject("profiling at zero", idle)
-            self._doubt.mask_profiling(values, idle)
+            self._doubt.mask_profiling(values, times, idle)
         return values, times
 
     def _spread(self, values: Floats, times: Floats) -> None:

@@ -49,7 +49,9 @@ class Attendance:
         np.minimum.at(first_s, exporter, at_s)
         last_s = np.full(exporters.rows, -np.inf)
         np.maximum.at(last_s, exporter, at_s)
-        back = np.isfinite(first_s) & (first_s - exporters.at_s > limit_s)
+        new = np.isfinite(first_s) & np.isneginf(exporters.at_s)
+        exporters.first_s[new] = first_s[new]
+        back = ~new & np.isfinite(first_s) & (first_s - exporters.at_s > limit_s)
         settled = first_s - exporters.resumed_s >= self._return_s()
         exporters.resumed_s[back & settled] = first_s[back & settled]
         for row in np.flatnonzero(last_s - first_s > limit_s):  # several scrapes in one answer
@@ -84,10 +86,12 @@ class Attendance:
         heir = self._roster.heirs(heard, ~alive, interval_s)
         home = np.where(~alive[home] & (heir[home] >= 0), heir[home], home)
         has_sibling = np.bincount(on[heard], minlength=len(alive)) > 0
-        with np.errstate(invalid="ignore"):  # one that was never heard is not coming back
-            coming = exporters.at_s - exporters.resumed_s < self._return_s()
-        coming_gpu = coming[home] & (links.at_s[last] < exporters.resumed_s[home])
-        out[~present & alive[home] & has_sibling[home] & ~coming_gpu] = Presence.VANISHED
+        coming = np.zeros(gpus, dtype=bool)
+        for since_s in (exporters.first_s, exporters.resumed_s):
+            with np.errstate(invalid="ignore"):  # one that was never heard is not coming back
+                lately = exporters.at_s - since_s < self._return_s()
+            coming |= lately[home] & (links.at_s[last] < since_s[home])
+        out[~present & alive[home] & has_sibling[home] & ~coming] = Presence.VANISHED
         return out
 
     def _alive(self, at_s: float, interval_s: Floats) -> Bools:

@@ -142,18 +142,21 @@ class Links(_Table):
 
 
 class Exporters(_Table):
-    """`at_s` is the newest GPU sample; `resumed_s` the first one after a silence, or of all;
-    `up` as Prometheus says at `up_s`, 1 where it does not.
+    """`at_s` is the newest GPU sample; `first_s` the first of all and `resumed_s` the first
+    after a silence, -inf before there is one; `up` as Prometheus says at `up_s`, 1 where it
+    does not.
     `paces` float64 [exporters, 9] are the last scrape intervals seen, NaN where none."""
 
     columns: ClassVar = {
         "at_s": (np.float64, _NEVER),
+        "first_s": (np.float64, _NEVER),
         "resumed_s": (np.float64, _NEVER),
         "up": (np.float64, 1.0),
         "up_s": (np.float64, _NEVER),
         "pace_count": (np.int64, 0),
     }
     at_s: Floats
+    first_s: Floats
     resumed_s: Floats
     up: Floats
     up_s: Floats

@@ -114,7 +114,8 @@ class XidEdges:
 
     def _was_absent(self, slot: Ints, at_s: Floats, known: Known, order: Ints) -> Bools:
         """Where a source fell silent while its GPU still reported: it had gone back to zero."""
-        seen_without = known.link_before_s[order] > self._at_s[slot] + 0.5 * known.interval_s[order]
+        gone_s = 1.5 * known.interval_s[order]  # two scrapes: one may lose a series
+        seen_without = known.link_before_s[order] > self._at_s[slot] + gone_s
         slid_out = at_s - self._at_s[slot] > self._window[slot]
         return np.where(self._gauge[slot], seen_without, slid_out)
 
