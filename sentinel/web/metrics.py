@@ -20,7 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from sentinel import __version__
-from sentinel.core.domain import KINDS
+from sentinel.core.domain import KINDS, Presence
 from sentinel.web.snapshot import DURATION_BUCKETS_S, Snapshot
 
 
@@ -41,6 +41,13 @@ DESCRIBED: Final = (
         "last_tick_timestamp_seconds", "gauge", (), "When the last tick finished, Unix time."
     ),
     Described("gpus", "gauge", ("kind",), "GPUs by the last tick's verdict."),
+    Described(
+        "gpus_by_presence",
+        "gauge",
+        ("presence",),
+        "GPUs by whether they report: present, vanished (alone), host_silent, blind, or frozen "
+        "(the same values for ever).",
+    ),
     Described(
         "gpu_anomaly_score",
         "gauge",
@@ -118,6 +125,8 @@ def _loop(snapshot: Snapshot, now_s: float) -> Iterator[Metric]:
 def _fleet(snapshot: Snapshot) -> Iterator[Metric]:
     codes = np.bincount(snapshot.judgement.kinds, minlength=len(KINDS))
     yield _gauge("gpus", [((kind,), int(codes[code])) for code, kind in enumerate(KINDS)])
+    heard = np.bincount(snapshot.frame.presence, minlength=len(Presence))
+    yield _gauge("gpus_by_presence", [((p.name.lower(),), int(heard[p])) for p in Presence])
     open_now = [i for i in snapshot.control.incidents.values() if i.is_open]
     counts = Counter((i.phase.value, i.severity.value) for i in open_now)
     yield _gauge("incidents", list(counts.items()))

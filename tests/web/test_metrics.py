@@ -46,6 +46,9 @@ def test_every_number_comes_from_the_snapshot(client: httpx.Client) -> None:
     assert value(now, "ticks_total", result="failed") == 1
     assert value(now, "gpus", kind="deviant") == 1
     assert value(now, "gpus", kind="lost") == 0
+    assert value(now, "gpus_by_presence", presence="present") == 3
+    assert value(now, "gpus_by_presence", presence="host_silent") == 1
+    assert value(now, "gpus_by_presence", presence="frozen") == 0
     assert value(now, "gpu_anomaly_score", gpu_uuid="GPU-0-1", node="node-0") == 1.62
     assert value(now, "incidents", phase="confirmed", severity="critical") == 1
     assert value(now, "migrations", phase="running", operation="move") == 1
