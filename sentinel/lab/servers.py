@@ -1,4 +1,4 @@
-"""Real Prometheus and Alertmanager as ordinary child processes on loopback.
+"""Real Prometheus, Alertmanager and VictoriaMetrics as ordinary child processes on loopback.
 
 Each server keeps its configuration, data and log in a folder that the caller gives, is ready
 when its function returns, and dies with the process that started it, even by SIGKILL.
@@ -27,7 +27,7 @@ import requests
 import yaml
 
 from sentinel.errors import DependencyError
-from sentinel.lab.binaries import Binaries, find_binaries
+from sentinel.lab.binaries import Binaries, find_binaries, find_victoria_metrics
 
 _READY_WITHIN_S: Final = 60.0
 _STOP_WITHIN_S: Final = 15.0
@@ -213,18 +213,21 @@ def prometheus(
     alertmanager_urls: Sequence[str] = (),
     out_of_order_s: float = 0.0,
     external_labels: Mapping[str, str] | None = None,
+    program: Path | None = None,
+    options: Sequence[str] = (),
 ) -> PrometheusServer:
     """A running Prometheus with remote write, admin API and reload switched on.
 
     Ten years are kept, so that a history of any age may be written in. `port` 0 takes a free
-    one. Raises DependencyError.
+    one. `program` is used instead of the one that is found; `options` are more of its flags.
+    Raises DependencyError.
     """
     directory = _prepared(dir)
-    program = str(binaries().prometheus)
+    binary = str(program or binaries().prometheus)
 
     def argv(chosen: int) -> list[str]:
         return [
-            program,
+            binary,
             f"--config.file={directory}/prometheus.yml",
             f"--storage.tsdb.path={directory}/data",
             "--storage.tsdb.retention.time=10y",
@@ -232,6 +235,7 @@ def prometheus(
             "--web.enable-lifecycle",
             "--web.enable-admin-api",
             "--web.enable-remote-write-receiver",
+            *options,
         ]
 
     server = PrometheusServer("prometheus", directory, argv, port)
@@ -243,6 +247,51 @@ def prometheus(
         out_of_order_s=out_of_order_s,
         external_labels=external_labels,
     )
+    return server.start()
+
+
+class VictoriaMetricsServer(Server):
+    """A Server whose scrape targets can change while it runs."""
+
+    def configure(
+        self, *, scrape_configs: Sequence[Mapping[str, Any]] = (), scrape_interval_s: float = 1.0
+    ) -> None:
+        """Writes the configuration; a running server reloads it at once."""
+        interval = _duration(scrape_interval_s)
+        config = {
+            "global": {"scrape_interval": interval, "scrape_timeout": interval},
+            "scrape_configs": [dict(item) for item in scrape_configs],
+        }
+        _write_yaml(self.dir / "scrape.yml", config)
+        if self.running:
+            _reload(self)
+
+
+def victoria_metrics(
+    dir: str | Path,
+    scrape_configs: Sequence[Mapping[str, Any]] = (),
+    port: int = 0,
+    *,
+    scrape_interval_s: float = 1.0,
+    options: Sequence[str] = (),
+) -> VictoriaMetricsServer:
+    """A running single-server VictoriaMetrics, with its defaults but for `options`, which are
+    more of its flags, such as `-search.latencyOffset=0s`. Raises DependencyError."""
+    directory = _prepared(dir)
+    program = str(find_victoria_metrics())
+
+    def argv(chosen: int) -> list[str]:
+        return [
+            program,
+            f"-storageDataPath={directory}/data",
+            "-retentionPeriod=10y",
+            f"-httpListenAddr=127.0.0.1:{chosen}",
+            f"-promscrape.config={directory}/scrape.yml",
+            *options,
+        ]
+
+    server = VictoriaMetricsServer("victoria-metrics", directory, argv, port)
+    server.configure(scrape_configs=scrape_configs, scrape_interval_s=scrape_interval_s)
     return server.start()
 
 

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from sentinel.errors import DependencyError
-from sentinel.lab import servers
+from sentinel.lab import binaries, servers
 
 pytestmark = pytest.mark.integration
 
@@ -51,6 +51,30 @@ def test_prometheus_scrapes_itself_restarts_and_stops(tmp_path: Path) -> None:
         last = server.pid
     assert gone(last)
     assert (tmp_path / "prometheus.log").read_text()
+
+
+def test_victoria_metrics_scrapes_itself_and_takes_new_targets(tmp_path: Path) -> None:
+    port = servers.free_port()
+    own = {"job_name": "self", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+    with servers.victoria_metrics(
+        tmp_path, port=port, options=["-search.latencyOffset=0s"]
+    ) as server:
+        assert not query(server, "up")
+        server.configure(scrape_configs=[own])
+        deadline = time.monotonic() + 20
+        while not query(server, "up == 1") and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert query(server, "up == 1")
+        pid = server.pid
+    assert gone(pid)
+
+
+def test_both_generations_of_prometheus_answer(tmp_path: Path) -> None:
+    for own in (True, False):
+        program = binaries.prometheus_of_release(own=own)
+        with servers.prometheus(tmp_path / str(own), program=program) as server:
+            answer = requests.get(f"{server.url}/api/v1/status/buildinfo", timeout=10)
+            assert answer.json()["data"]["version"].startswith("2.")
 
 
 def test_a_paused_server_still_stops(tmp_path: Path) -> None:
