@@ -10,6 +10,7 @@ or the command line, 3 a dependency that is unreachable or wrong, 4 the state, 7
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 import traceback
@@ -184,6 +185,38 @@ def demo(
             f"{name!r} is none of {', '.join(lab.FAULTS)}", param_hint="--fault"
         )
     return lab.run_demo(for_s=for_s, json_output=json_output, fault=name, seed=seed, keep=keep)
+
+
+@cli.command()
+@click.option("--listen", default="127.0.0.1:9478", show_default=True, help="Where to serve.")
+@click.option("--deadline", "deadline_s", type=click.FloatRange(0.1, 60.0), default=1.5,
+              show_default=True, help="Longest a scrape waits for GPUs, in seconds.")  # fmt: skip
+@click.option("--hostname", help="Value of the label Hostname.  [default: the system's]")
+@click.option("--per-process", is_flag=True, help="Tell the memory of each process too.")
+@click.option("--json-log", is_flag=True, help="Log in JSON lines.")
+@click.option("--once", is_flag=True, help="Print one exposition, and end.")
+def exporter(
+    listen: str,
+    deadline_s: float,
+    hostname: str | None,
+    per_process: bool,
+    json_log: bool,
+    once: bool,
+) -> int:
+    """Serve this host's NVIDIA GPUs to Prometheus, read through NVML. Needs no configuration."""
+    from sentinel.exporter import server
+
+    host = hostname or socket.gethostname()
+    if once:
+        return server.run_once(
+            deadline_s,
+            hostname=host,
+            per_process=per_process,
+            write=lambda text: click.echo(text, nl=False),
+        )
+    return server.run_exporter(
+        listen, deadline_s, hostname=host, per_process=per_process, json_lines=json_log
+    )
 
 
 for _command in remote.COMMANDS:

@@ -1,0 +1,1 @@
+"""The NVML exporter: `sentinel exporter`, for hosts without DCGM."""
