@@ -115,8 +115,13 @@ class Catalog:
     """Immutable after construction. Columns are the metrics in the order of the data."""
 
     def __init__(
-        self, metrics: Iterable[Metric], aliases: Iterable[Alias], xids: Iterable[XidRow] = ()
+        self,
+        metrics: Iterable[Metric],
+        aliases: Iterable[Alias],
+        xids: Iterable[XidRow] = (),
+        exporters: Mapping[str, str] | None = None,
     ) -> None:
+        self.exporters: dict[str, str] = dict(exporters or {})  # its name -> what it is
         self.metrics: tuple[Metric, ...] = tuple(metrics)
         self.names: tuple[str, ...] = tuple(m.name for m in self.metrics)
         self._columns = {name: i for i, name in enumerate(self.names)}
@@ -175,7 +180,7 @@ class Catalog:
         rows = list(_xids(xids, problems))
         if problems:
             raise ValueError("\n".join(problems))
-        return cls(table, aliases, rows)
+        return cls(table, aliases, rows, metrics.get("exporters"))
 
 
 class _Row:
@@ -284,7 +289,12 @@ def _aliases(
         flag = row.take("flag", bool, False)
         standard = row.take("standard", bool, False)
         code_label = row.take("code_label", str, "")
-        if source is Source.XID_COUNT and not code_label:
+        means = Source.FLAG if flag else source
+        if code_label and source is Source.XID_GAUGE:  # of the last code too, but counted
+            means = Source.XID_COUNT
+        elif code_label and source is not Source.XID_COUNT:
+            row.fault("code_label: only an Xid has a code")
+        elif source is Source.XID_COUNT and not code_label:
             row.fault("code_label: a count needs the label that holds its code")
         scale = float(row.take("scale", _NUMBER, 1.0))
         offset = float(row.take("offset", _NUMBER, 0.0))
@@ -294,8 +304,8 @@ def _aliases(
             yield Alias(
                 exporter,
                 str(name),
-                column,
-                Source.FLAG if flag else source,
+                -1 if means is Source.XID_COUNT else column,
+                means,
                 scale,
                 offset,
                 tuple(sorted((str(k), str(v)) for k, v in where.items())),

@@ -11,7 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 from sentinel.core import domain
@@ -30,6 +30,7 @@ from sentinel.core.domain import (
 from sentinel.core.policy import Policy
 
 ASSUMED: Final = "assumed-spare-for-"  # node name of a backup that a backtest takes for granted
+_VIRTUAL: Final = r"(^| )GRID |-\d+[ABCQ](ME)?$"  # a share of a GPU: GRID A100-40C, H200-141C
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,16 @@ class GpuModel:
     power_w: float
     host: str = "x86_64"  # work built for one kind of host does not start on another
     source: str = ""
+    lacks: tuple[str, ...] = ()  # what it cannot have, of catalog.NEEDS
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """What every model whose name matches cannot have, of catalog.NEEDS."""
+
+    match: str
+    lacks: tuple[str, ...]
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +62,20 @@ class ModelRanks:
     """What each GPU model can do, by the model name that exporters report."""
 
     models: tuple[GpuModel, ...] = ()
+    lacking: tuple[Lacking, ...] = ()
 
     def find(self, model: str) -> GpuModel | None:
-        """The catalogue's row for a reported name: the first that matches."""
-        return next((row for row in self.models if re.search(row.match, model, re.I)), None)
+        """The catalogue's row for a reported name: the first that matches. None for a virtual
+        GPU too, whose share of the real one is not known."""
+        if _pattern(_VIRTUAL).search(model):
+            return None
+        return next((row for row in self.models if _pattern(row.match).search(model)), None)
+
+    def lacks(self, model: str) -> frozenset[str]:
+        """What a GPU of this reported name cannot have. What is not known of it, it may have."""
+        found = [row.lacks for row in self.lacking if _pattern(row.match).search(model)]
+        row = self.find(model)
+        return frozenset(word for words in (*found, row.lacks if row else ()) for word in words)
 
     def at_least(self, candidate: str, needed: str) -> bool:
         """Whether work of `needed` runs on `candidate` no worse: the same name, or no less
@@ -70,6 +91,12 @@ class ModelRanks:
             and have.tflops >= want.tflops
             and have.bandwidth_gb_per_s >= want.bandwidth_gb_per_s
         )
+
+
+@lru_cache(maxsize=256)
+def _pattern(match: str) -> re.Pattern[str]:
+    """Of a model name. An exporter may have put a dash in place of every blank."""
+    return re.compile(match.replace(" ", "[ -]"), re.IGNORECASE)
 
 
 class Fleet:

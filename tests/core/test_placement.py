@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sentinel.core.catalog import NEEDS
 from sentinel.core.domain import (
     Backup,
     Control,
@@ -220,3 +221,51 @@ def test_a_judgement_of_another_frame_is_refused(scene):
     judgement = replace(scene.judge(frame), kinds=np.zeros(3, np.int8))
     with pytest.raises(ValueError, match="3 GPUs on a frame of 24"):
         Fleet(frame, judgement)
+
+
+@pytest.mark.parametrize(
+    ("model", "row", "lacks"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM", ""),
+        ("NVIDIA-H100-80GB-HBM3", "H100 SXM", ""),  # an exporter that writes no blanks
+        ("nvidia-gb200", "GB200", ""),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80GB", ""),
+        ("NVIDIA L40S", "L40S", "nvlink memory_temp"),
+        ("Tesla T4", "T4", "nvlink memory_temp row_remap"),
+        ("Tesla V100-SXM2-32GB", "V100 SXM 32GB", "row_remap"),
+        ("Tesla V100-PCIE-16GB", "V100 PCIe 16GB", "nvlink row_remap"),
+        ("Tesla P100-SXM2-16GB", "P100 SXM2", "profiling energy row_remap"),
+        ("Tesla K80", None, "nvlink profiling memory_temp energy row_remap"),
+        ("NVIDIA GeForce RTX 3090", "GeForce RTX 3090", "profiling memory_temp row_remap ecc"),
+        ("NVIDIA GeForce RTX 3090 Ti", None, "profiling memory_temp row_remap"),
+        ("NVIDIA GeForce RTX 4080 SUPER", None, "nvlink profiling memory_temp row_remap"),
+        ("NVIDIA RTX 4000 SFF Ada Generation", None, "nvlink"),
+        ("a model of tomorrow", None, ""),
+        ("", None, ""),
+    ],
+)
+def test_what_a_model_is_and_what_it_cannot_have(model, row, lacks):
+    found = MODELS.find(model)
+    assert (found.name if found else None) == row
+    assert MODELS.lacks(model) == set(lacks.split())
+
+
+@pytest.mark.parametrize(
+    "model", ["GRID A100-40C", "GRID-T4-16Q", "NVIDIA H200-141C", "NVIDIA A100-1-5CME", "L40S-48Q"]
+)
+def test_a_virtual_gpu_is_no_row_and_lacks_nearly_everything(model):
+    assert MODELS.find(model) is None
+    assert MODELS.lacks(model) == {"nvlink", "profiling", "memory_temp", "row_remap", "energy"}
+    assert not MODELS.at_least("NVIDIA H200", model)
+
+
+def test_every_row_of_the_models_is_sound():
+    assert len({row.name for row in MODELS.models}) == len(MODELS.models)
+    for row in MODELS.models:
+        assert row.source
+        assert min(row.memory_gib, row.tflops, row.bandwidth_gb_per_s, row.power_w) > 0
+        assert set(row.lacks) <= set(NEEDS)
+    for rule in MODELS.lacking:
+        assert rule.source
+        assert set(rule.lacks) <= set(NEEDS)
+        assert MODELS.lacks("no such thing") == set()
