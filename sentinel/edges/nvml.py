@@ -105,6 +105,11 @@ class GpuId:
     model: str
     pci_bus_id: str
 
+    @property
+    def key(self) -> str:
+        """The UUID; where that is blacked out, the place."""
+        return self.uuid if self.uuid.strip("GPU-0") else f"#{self.index}"
+
 
 class Library:
     """NVML of this process. For one thread; the GPUs are then read from others."""

@@ -66,7 +66,7 @@ class GpuReader:
         self.index = index
         self.now_at = ""
         self._per_process = per_process
-        self._uuid = ""
+        self._key = ""
         self._mig = False
         self._gpm = Gpm()
         self._forget(0.0)
@@ -89,10 +89,10 @@ class GpuReader:
         try:
             self.now_at = "handle"
             handle, gpu = find(self.index)
-            if gpu.uuid != self._uuid:
+            if gpu.key != self._key:
                 self._forget(start_s)
                 self._gpm.release()
-                self._uuid = gpu.uuid
+                self._key = gpu.key
             self._read_fields(handle, is_over)
         except Exception as err:
             told = reason_of(err)

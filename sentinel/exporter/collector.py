@@ -202,9 +202,9 @@ class Collector:
         with self._lock:
             if reading.id is not None:
                 seat.id = reading.id
-                self._known[reading.id.uuid] = reading.id
+                self._known[reading.id.key] = reading.id
                 if self._watch_xids and self._open and not reading.reason:
-                    seat.watch.follow(reading.handle, reading.id.uuid, self._session)
+                    seat.watch.follow(reading.handle, reading.id.key, self._session)
             gathering.deliver(seat.reader.index, reading)
 
     # ---- what came of it ----------------------------------------------------------------
@@ -217,24 +217,24 @@ class Collector:
     def _states(self, results: Mapping[Hashable, Any], library_reason: str) -> list[GpuState]:
         """Every GPU that is listed, then those that once were: of a GPU one state."""
         states: list[GpuState] = []
-        told = {r.id.uuid for i, r in results.items() if i != _LIBRARY and r.id is not None}
+        told = {r.id.key for i, r in results.items() if i != _LIBRARY and r.id is not None}
         covered: set[str] = set()
         for index in range(self._surveyed.count):
             seat, reading = self._seats.get(index), results.get(index)
             if reading is not None and reading.id is not None:
-                if reading.id.uuid in covered:  # the list moved while it was read
+                if reading.id.key in covered:  # the list moved while it was read
                     continue
                 state = self._answered(index, reading.id, reading)
             else:
-                last = seat.id if seat and seat.id and seat.id.uuid not in told else None
-                if last is not None and last.uuid in covered:
+                last = seat.id if seat and seat.id and seat.id.key not in told else None
+                if last is not None and last.key in covered:
                     last = None
                 state = self._silent(index, last, seat, reading, library_reason)
             if state.id is not None:
-                covered.add(state.id.uuid)
+                covered.add(state.id.key)
             states.append(state)
-        for uuid, gpu in self._known.items():
-            if uuid not in covered:
+        for key, gpu in self._known.items():
+            if key not in covered:
                 states.append(self._silent(gpu.index, gpu, None, None, library_reason or GONE))
         return states
 
@@ -270,7 +270,7 @@ class Collector:
     def _xids_of(self, gpu: GpuId | None, *, tells: bool) -> Xids | None:
         """While a GPU does not answer, only what is news: a GPU whose every series ends is
         seen to be gone."""
-        xids = self._xids.of(gpu.uuid) if gpu else None
+        xids = self._xids.of(gpu.key) if gpu else None
         if xids is None or tells or time.time() - xids.last_s < _XID_NEWS_S:
             return xids
         return None
@@ -296,9 +296,11 @@ class Collector:
 
     def _reopen(self) -> None:
         """Ends the old session first, but only while nobody is inside a call."""
-        seats = list(self._seats.values())
-        for seat in seats:
-            seat.watch.pause()
+        with self._lock:  # from here on nothing new is asked
+            self._open = False
+            seats = list(self._seats.values())
+            for seat in seats:
+                seat.watch.pause()
         until_s = time.monotonic() + _QUIET_WITHIN_S
         while not (quiet := all(s.is_quiet() for s in seats)) and time.monotonic() < until_s:
             time.sleep(0.01)
@@ -386,4 +388,4 @@ class _Ledger:
 
 
 def _key(gpu: GpuState) -> str:
-    return gpu.id.uuid if gpu.id else f"#{gpu.index}"
+    return gpu.id.key if gpu.id else f"#{gpu.index}"

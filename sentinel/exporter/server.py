@@ -89,7 +89,10 @@ class Server(ThreadingHTTPServer):
             self.places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("a request from %s ended early", client_address, exc_info=True)
+        if isinstance(sys.exception(), OSError):  # the client left
+            _log.debug("a request from %s ended early", client_address)
+        else:
+            _log.exception("a request from %s failed", client_address)
 
     @property
     def url(self) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 
 from sentinel.edges.nvml import UNSUPPORTED, Handle, XidEvents, reason_of
 
-_WAIT_MS: Final = 500
+_WAIT_MS: Final = 1000
 _AGAIN_S: Final = 10.0
 _LAST_CODE: Final = 65_535  # anything above is no Xid
 _log = logging.getLogger(__name__)
@@ -31,35 +31,35 @@ class Xids:
 
 
 class XidLog:
-    """What came, by UUID. For any thread."""
+    """What came, by the key of the GPU. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[int]] = {}
         self._last: dict[str, tuple[int, float]] = {}
 
-    def watched(self, uuid: str) -> None:
+    def watched(self, key: str) -> None:
         with self._lock:
-            self._counts.setdefault(uuid, Counter())
+            self._counts.setdefault(key, Counter())
 
-    def note(self, uuid: str, code: int, at_s: float) -> None:
+    def note(self, key: str, code: int, at_s: float) -> None:
         with self._lock:
-            self._counts.setdefault(uuid, Counter())[code] += 1
-            self._last[uuid] = (code, at_s)
+            self._counts.setdefault(key, Counter())[code] += 1
+            self._last[key] = (code, at_s)
 
-    def of(self, uuid: str) -> Xids | None:
+    def of(self, key: str) -> Xids | None:
         """None where Xids cannot be had."""
         with self._lock:
-            if uuid not in self._counts:
+            if key not in self._counts:
                 return None
-            last, last_s = self._last.get(uuid, (0, 0.0))
-            return Xids(dict(self._counts[uuid]), last, last_s)
+            last, last_s = self._last.get(key, (0, 0.0))
+            return Xids(dict(self._counts[key]), last, last_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
     handle: Handle
-    uuid: str
+    key: str
     session: int
 
 
@@ -73,13 +73,13 @@ class XidWatch:
         self._thread: threading.Thread | None = None
         self._inside = False
 
-    def follow(self, handle: Handle, uuid: str, session: int) -> None:
+    def follow(self, handle: Handle, key: str, session: int) -> None:
         """Watches this GPU from now on; `session` grows when handles are no longer good."""
         with self._changed:
             now = self._target
-            if now is not None and (now.uuid, now.session) == (uuid, session):
+            if now is not None and (now.key, now.session) == (key, session):
                 return
-            self._target = _Target(handle, uuid, session)
+            self._target = _Target(handle, key, session)
             self._changed.notify_all()
             if self._thread is None:
                 name = f"xid-{self._index}"
@@ -115,19 +115,19 @@ class XidWatch:
     def _watch(self, target: _Target) -> None:
         events = XidEvents(target.handle)
         try:
-            self._log.watched(target.uuid)
+            self._log.watched(target.key)
             while self._target is target:
                 code = events.wait(_WAIT_MS)
                 if code is not None and 0 < code <= _LAST_CODE:
-                    self._log.note(target.uuid, code, time.time())
-                    _log.warning("Xid %d on GPU %d (%s)", code, self._index, target.uuid)
+                    self._log.note(target.key, code, time.time())
+                    _log.warning("Xid %d on GPU %d (%s)", code, self._index, target.key)
         finally:
             events.close()
 
     def _put_off(self, target: _Target, reason: str) -> None:
         """With the lock held: waits before the next try, or for another GPU or session."""
         if reason in UNSUPPORTED:
-            _log.info("GPU %d (%s) tells no Xids: %s", self._index, target.uuid, reason)
+            _log.info("GPU %d (%s) tells no Xids: %s", self._index, target.key, reason)
             self._changed.wait_for(lambda: self._target is not target)
         else:
             self._changed.wait_for(lambda: self._target is not target, _AGAIN_S)

@@ -8,6 +8,7 @@
  *     GPU FUNCTION hang           that call waits until the line is gone
  *     order GPU...                the GPUs there are, in the order of NVML's list
  *     mig GPU                     it is cut in slices
+ *     lost GPU                    it is lost, until the line is gone and the library opened anew
  *     epoch N                     the driver was loaded again: a new nvmlInit is needed
  *     event N GPU XID             an Xid, for those who wait; N grows
  * with * for any GPU or function; of several lines the last holds. Field values are functions
@@ -30,6 +31,7 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     TIMEOUT = 10,
+    IS_LOST = 15,
     VERSION_MISMATCH = 25,
 };
 enum { GPUS = 16, SLOTS = 3, LINKS = 4, ANY = -1 };
@@ -39,7 +41,7 @@ typedef struct { int gpu, slot; } *dev_t_;
 typedef unsigned long long u64;
 
 static struct { int gpu, slot; } devices[GPUS][SLOTS + 1]; /* slot 0 is the whole GPU */
-static atomic_int initialised, epoch, hanging;
+static atomic_int initialised, epoch, hanging, lost[GPUS];
 static _Thread_local char text[1 << 14];
 
 static void read_control(void) {
@@ -72,6 +74,13 @@ static double setting(const char *name, double otherwise) {
     return otherwise;
 }
 
+static int has(const char *what, int gpu) {
+    char line[16];
+    snprintf(line, sizeof line, "%s %d", what, gpu);
+    char *found = strstr(text, line);
+    return found && (found == text || found[-1] == '\n');
+}
+
 static void pause_ms(long ms) {
     struct timespec time = {ms / 1000, ms % 1000 * 1000000L};
     nanosleep(&time, NULL);
@@ -99,7 +108,9 @@ static ret_t step(const char *function, int gpu) {
         hanging--;
     }
     if (rule(function, gpu, "sleep", &number)) pause_ms((long)number);
-    return rule(function, gpu, "return", &number) ? (ret_t)number : OK;
+    if (rule(function, gpu, "return", &number)) return (ret_t)number;
+    if (gpu >= 0 && has("lost", gpu)) lost[gpu] = 1;
+    return gpu >= 0 && lost[gpu] ? IS_LOST : OK;
 }
 
 static ret_t enter(const char *function, int gpu) {
@@ -116,13 +127,6 @@ static double told(const char *function, int gpu, double otherwise) {
 /* All ones where a number is too large for an integer. */
 static u64 whole(double number) {
     return number >= 18446744073709551615.0 ? ~0ULL : (u64)number;
-}
-
-static int has_mig(int gpu) {
-    char line[16];
-    snprintf(line, sizeof line, "mig %d", gpu);
-    char *found = strstr(text, line);
-    return found && (found == text || found[-1] == '\n');
 }
 
 /* Which GPU is at a place of the list; -1 when none is. */
@@ -161,7 +165,8 @@ ret_t nvmlInitWithFlags(unsigned flags) {
     ret_t code = step(__func__, ANY);
     if (code) return code;
     epoch = (int)setting("epoch", 0);
-    initialised++;
+    if (!initialised++)
+        for (int gpu = 0; gpu < GPUS; gpu++) lost[gpu] = 0;
     return OK;
 }
 ret_t nvmlShutdown(void) {
@@ -297,7 +302,7 @@ ret_t nvmlDeviceGetEccMode(dev_t_ d, unsigned *now, unsigned *pending) {
 }
 ret_t nvmlDeviceGetUtilizationRates(dev_t_ d, unsigned out[2]) {
     ENTER(d->gpu);
-    if (has_mig(d->gpu)) return NOT_SUPPORTED;
+    if (has("mig", d->gpu)) return NOT_SUPPORTED;
     out[0] = (unsigned)told(__func__, d->gpu, 50 + d->gpu);
     out[1] = 30;
     return OK;
@@ -458,12 +463,12 @@ PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, 0)
 
 ret_t nvmlDeviceGetMigMode(dev_t_ d, unsigned *now, unsigned *pending) {
     ENTER(d->gpu);
-    *now = *pending = (unsigned)has_mig(d->gpu);
+    *now = *pending = (unsigned)has("mig", d->gpu);
     return OK;
 }
 ret_t nvmlDeviceGetMigDeviceHandleByIndex(dev_t_ d, unsigned index, dev_t_ *out) {
     ENTER(d->gpu);
-    if (!has_mig(d->gpu) || index >= SLOTS) return NOT_FOUND;
+    if (!has("mig", d->gpu) || index >= SLOTS) return NOT_FOUND;
     *out = (dev_t_)&devices[d->gpu][index + 1];
     return OK;
 }

@@ -95,6 +95,7 @@ class Rig:
             "FAKE_NVML_CONTROL": str(self._control),
             "LD_LIBRARY_PATH": str(library or folder),
         }
+        self.program: tuple[str, ...] = ("-m", "sentinel.cli")
         self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
@@ -113,7 +114,7 @@ class Rig:
         return sum(line == wanted or line.rpartition(" ")[0] == wanted for line in lines)
 
     def argv(self, *options: str) -> list[str]:
-        return [sys.executable, "-m", "sentinel.cli", "exporter", "--hostname", "host-1", *options]
+        return [sys.executable, *self.program, "exporter", "--hostname", "host-1", *options]
 
     def start(self, *options: str) -> Self:
         with self.log_path.open("wb") as log:

@@ -96,6 +96,32 @@ def test_no_gpus_at_all_are_none(rig: Rig) -> None:
     assert (scrape.one("gpus"), scrape.all("gpu_up")) == (0, [])
 
 
+def test_a_lost_gpu_that_is_back_is_found_by_opening_anew(rig: Rig) -> None:
+    hurried = "import sentinel.exporter.collector as c; c._REOPEN_S = (0.2, 0.4)"
+    rig.program = ("-c", f"{hurried}\nfrom sentinel.cli import main; main()")
+    rig.start().settled()
+    rig.control("lost 5")
+    assert rig.scrape().reasons() == {5: "lost"}
+    rig.control()
+    scrape = rig.settled()
+    assert scrape.with_values() == ALL
+    rig.control("event 1 2 31")
+    rig.scrape_until(lambda s: bool(s.all("xid_errors_total", UUID=uuid(2))))
+
+
+def test_nothing_is_opened_anew_while_a_call_hangs(rig: Rig) -> None:
+    hurried = "import sentinel.exporter.collector as c; c._REOPEN_S = (0.1, 0.1)"
+    rig.program = ("-c", f"{hurried}\nfrom sentinel.cli import main; main()")
+    rig.record_calls()
+    rig.start().settled()
+    rig.control("lost 5", "3 nvmlDeviceGetTemperature hang")
+    for _ in range(20):
+        assert rig.scrape().with_values() == ALL - {3, 5}
+    assert rig.calls("nvmlShutdown") == 0
+    rig.control("lost 5")
+    rig.scrape_until(lambda s: rig.calls("nvmlShutdown") > 0)
+
+
 # ---- the driver ---------------------------------------------------------------------
 
 

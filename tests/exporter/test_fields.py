@@ -158,27 +158,29 @@ def test_an_old_driver_tells_what_it_knows(old_fake: Path, tmp_path: Path) -> No
 # ---- values that are none -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rule", "metric"),
-    [
-        (f"nvmlDeviceGetPowerUsage value {BLANK_32}", "power_watts"),
-        (f"nvmlDeviceGetTotalEnergyConsumption value {BLANK_64}", "energy_joules_total"),
-        (f"nvmlDeviceGetUtilizationRates value {BLANK_32}", "gpu_utilization_ratio"),
-        ("nvmlDeviceGetUtilizationRates value 429496729", "gpu_utilization_ratio"),
-        (f"field:230 value {BLANK_32}", "recovery_action"),
-        (f"field:197 value {BLANK_64}", "pcie_transmit_bytes_total"),
-        ("field:82 value 0", "memory_temperature_celsius"),
-        ("nvmlDeviceGetPerformanceState value 32", "performance_state"),
-        (f"nvmlDeviceGetCurrentClocksEventReasons value {BLANK_64}", "clocks_event_reasons"),
-        (f"nvmlDeviceGetCurrentClocksEventReasons value {BLANK_64}", "clocks_event_active"),
-    ],
-)
-def test_blanks_are_dropped(rig: Rig, rule: str, metric: str) -> None:
-    rig.control(f"1 {rule}")
+BLANKS = [
+    (f"nvmlDeviceGetPowerUsage value {BLANK_32}", "power_watts"),
+    (f"nvmlDeviceGetTotalEnergyConsumption value {BLANK_64}", "energy_joules_total"),
+    (f"nvmlDeviceGetUtilizationRates value {BLANK_32}", "gpu_utilization_ratio"),
+    (f"field:230 value {BLANK_32}", "recovery_action"),
+    (f"field:197 value {BLANK_64}", "pcie_transmit_bytes_total"),
+    ("field:82 value 0", "memory_temperature_celsius"),
+    ("nvmlDeviceGetPerformanceState value 32", "performance_state"),
+    (f"nvmlDeviceGetCurrentClocksEventReasons value {BLANK_64}", "clocks_event_reasons"),
+]
+
+
+def test_blanks_and_impossible_values_are_dropped(rig: Rig) -> None:
+    rules = [f"{gpu} {rule}" for gpu, (rule, _) in enumerate(BLANKS)]
+    rig.control(*rules, "7 nvmlDeviceGetUtilizationRates value 429496729")
     scrape = rig.start().settled()
-    assert scrape.all(metric, UUID=uuid(1)) == []
-    assert len(scrape.all(metric, UUID=uuid(0))) >= 1
-    assert scrape.up()[1] is True
+    for gpu, (_, metric) in enumerate(BLANKS):
+        assert scrape.all(metric, UUID=uuid(gpu)) == [], metric
+        assert len(scrape.all(metric)) >= 6, metric
+    assert scrape.all("clocks_event_active", UUID=uuid(7)) == []
+    assert scrape.all("gpu_utilization_ratio", UUID=uuid(7)) == []
+    assert scrape.gpu(7, "gpu_errors_total", reason="impossible_value") == 1
+    assert scrape.all("gpu_errors_total", UUID=uuid(0)) == []
 
 
 def test_a_margin_below_zero_is_no_blank(rig: Rig) -> None:
