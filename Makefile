@@ -1,6 +1,7 @@
 # Everything here sets itself up: needed are make, Python 3.11 or newer with venv, and, for the
 # demonstration and the integration tests, Prometheus and Alertmanager on PATH or apt-get to
-# unpack them with (nothing is installed, no root is needed).
+# unpack them with (nothing is installed, no root is needed). The exporter's tests build a fake
+# driver library and need a C compiler as `cc` (Debian and Ubuntu: apt-get install gcc libc6-dev).
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -57,6 +58,7 @@ generated: setup
 	$(BIN)/python -m sentinel.cli config example > deploy/sentinel.example.yaml
 	$(BIN)/python -c "import sentinel.config as c, sentinel.configfile as f; print(f.reference_page(c.Config), end='')" > docs/configuration.md
 	$(BIN)/python -c "import sentinel.web.metrics as m; print(m.reference_page(), end='')" > docs/metrics.md
+	$(BIN)/python -m sentinel.exporter.metrics docs/exporter.md
 
 PIP_COMPILE ?= pip-compile
 lock:

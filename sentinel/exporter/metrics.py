@@ -3,6 +3,8 @@ docs/exporter.md are made from it."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Final, NamedTuple
 
 PREFIX: Final = "sentinel_nvml_"
@@ -182,3 +184,8 @@ def with_table(page: str) -> str:
     before, _, rest = page.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return f"{before}{_BEGIN}\n{table()}\n{_END}{after}"
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        Path(name).write_text(with_table(Path(name).read_text()))
