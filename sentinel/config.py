@@ -10,9 +10,10 @@ import base64
 import binascii
 import dataclasses
 import os
+import re
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -24,6 +25,7 @@ from sentinel.configkeys import (
     ALERTMANAGER_PASSWORD_ENV,
     ALERTMANAGER_TOKEN_ENV,
     HOOK_SECRET_ENV,
+    PROMETHEUS_HEADER_ENV,
     PROMETHEUS_PASSWORD_ENV,
     PROMETHEUS_TOKEN_ENV,
     TOKEN_ENV,
@@ -127,8 +129,7 @@ class Config(Section):
         for name, section in (("prometheus", self.prometheus), ("alertmanager", self.alertmanager)):
             if section.basic_auth and section.token_file:
                 yield problem(f"{name}.token_file", "use basic_auth or token_file, not both")
-        if any(name.lower() == "authorization" for name in self.prometheus.headers):
-            yield problem("prometheus.headers", "use basic_auth or token_file for Authorization")
+        yield from self._contradictory_access(problem)
         if self.pull_window_s() < 2 * self.tick.interval_s:
             text = f"is shorter than two ticks of {self.tick.interval_s:g} s"
             yield problem("prometheus.window_s", text, self.prometheus.window_s)
@@ -137,6 +138,27 @@ class Config(Section):
             yield problem("detection.grid_s", text, self.detection.grid_s)
         for name in sorted(set(self.spares.hosts) & {""}):
             yield problem("spares.hosts", "holds an empty name", name)
+
+    def _contradictory_access(self, problem: Callable[..., Problem]) -> Iterator[Problem]:
+        section = self.prometheus
+        plain = {name.lower() for name in section.headers}
+        secret = {name.lower() for name in section.header_files}
+        if "authorization" in plain:
+            yield problem("prometheus.headers", "use basic_auth or token_file for Authorization")
+        if "authorization" in secret and (section.basic_auth or section.token_file):
+            text = "Authorization comes from basic_auth or token_file already"
+            yield problem("prometheus.header_files", text)
+        if "" in section.split_by:
+            yield problem("prometheus.split_by", "holds an empty selector, which is everything")
+        for name in sorted(plain & secret):
+            text = "is given twice, here and in prometheus.headers"
+            yield problem("prometheus.header_files", text, name)
+        if section.key_file and not section.cert_file:
+            yield problem("prometheus.key_file", "is of no use without cert_file")
+        if not section.url.startswith("https:"):
+            for name in ("cert_file", "server_name"):
+                if value := getattr(section, name):
+                    yield problem(f"prometheus.{name}", "is of no use without an https URL", value)
 
     # ---- what the rest of the program asks for --------------------------------------
 
@@ -272,15 +294,27 @@ class Config(Section):
         return self._basic_auth("prometheus.basic_auth", basic, PROMETHEUS_PASSWORD_ENV)
 
     def prometheus_headers(self) -> dict[str, str]:
-        """Extra headers, with the bearer token among them."""
+        """Extra headers, with the secret ones and the bearer token. Raises ConfigError."""
         headers = dict(self.prometheus.headers)
+        for name, file in self.prometheus.header_files.items():
+            env = PROMETHEUS_HEADER_ENV + re.sub(r"[^A-Z0-9]", "_", name.upper())
+            spelled = f"prometheus.header_files[{name}]"
+            value = self._secret(env, spelled, file)
+            if value is None:
+                raise ConfigError(f"{spelled}: needs a file, or ${env}")
+            headers[name] = _for_a_header(spelled, value)
         file = self.prometheus.token_file
         token = self._secret(PROMETHEUS_TOKEN_ENV, "prometheus.token_file", file)
-        return headers | ({"Authorization": f"Bearer {token}"} if token else {})
+        if token:
+            token = _for_a_header("prometheus.token_file", token)
+            headers["Authorization"] = f"Bearer {token}"
+        return headers
 
-    def prometheus_ca(self) -> str | None:
-        """File with the certificates to trust; None for the system's."""
-        return str(self.file(self.prometheus.ca_file)) if self.prometheus.ca_file else None
+    def prometheus_tls(self) -> dict[str, str | None]:
+        """Files by what they are for: `ca_file`, `cert_file`, `key_file`; None for none."""
+        names = ("ca_file", "cert_file", "key_file")
+        files = {name: getattr(self.prometheus, name) for name in names}
+        return {name: str(self.file(file)) if file else None for name, file in files.items()}
 
     def check_files(self) -> None:
         """Reads every secret and certificate once. Raises ConfigError that tells all that is
@@ -292,6 +326,7 @@ class Config(Section):
             self.prometheus_auth,
             self.prometheus_headers,
             lambda: self._tls("prometheus.ca_file", self.prometheus.ca_file),
+            self._check_client_certificate,
             self.alertmanager_targets,
             lambda: self._tls("hook.ca_file", self.hook.ca_file),
         ):
@@ -328,6 +363,28 @@ class Config(Section):
             why = err.strerror or err
             raise ConfigError(f"{spelled}: {path}: no certificates can be read ({why})") from err
 
+    def _check_client_certificate(self) -> None:
+        files = self.prometheus_tls()
+        if files["cert_file"] is None:
+            return
+        where = " and ".join(file for file in (files["cert_file"], files["key_file"]) if file)
+
+        def no_password() -> str:
+            raise ConfigError(
+                f"prometheus.key_file: {where}: the key is encrypted; nobody is there to type its "
+                "password, so keep it unencrypted and readable by the daemon alone"
+            )
+
+        try:
+            ssl.create_default_context().load_cert_chain(
+                files["cert_file"], files["key_file"], no_password
+            )
+        except (OSError, ssl.SSLError) as err:
+            why = err.strerror or err
+            raise ConfigError(
+                f"prometheus.cert_file: {where}: no certificate with its key can be read ({why})"
+            ) from err
+
     def _secret(self, env: str, spelled: str, name: str) -> str | None:
         """From the environment, else from the file; None where neither is named."""
         value = os.environ.get(env, "").strip()
@@ -344,6 +401,12 @@ class Config(Section):
         if not value:
             raise ConfigError(f"{spelled}: {path}: is empty; put the secret in it, or set ${env}")
         return value
+
+
+def _for_a_header(spelled: str, value: str) -> str:
+    if not value.isascii() or not value.isprintable():
+        raise ConfigError(f"{spelled}: its value is no line of printable ASCII text")
+    return value
 
 
 def _auto(value: float | None, otherwise: float) -> float:

@@ -42,8 +42,8 @@ keys and keys given twice are errors, and all mistakes of a file are told at onc
 (`sentinel config check FILE`, exit code 2). `auto` follows the tick. Relative paths are
 relative to the file. Secrets are never in it: they come from files (`*_file`) or from the
 environment, which wins over the file: `SENTINEL_TOKEN`, `SENTINEL_HOOK_SECRET`,
-`SENTINEL_PROMETHEUS_TOKEN`, `SENTINEL_PROMETHEUS_PASSWORD`, `SENTINEL_ALERTMANAGER_TOKEN`,
-`SENTINEL_ALERTMANAGER_PASSWORD`.
+`SENTINEL_PROMETHEUS_TOKEN`, `SENTINEL_PROMETHEUS_PASSWORD`, `SENTINEL_PROMETHEUS_HEADER_*`,
+`SENTINEL_ALERTMANAGER_TOKEN`, `SENTINEL_ALERTMANAGER_PASSWORD`.
 
 This page is made from the models in `sentinel/configkeys.py` by `make generated`.
 

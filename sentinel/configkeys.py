@@ -27,6 +27,7 @@ TOKEN_ENV: Final = "SENTINEL_TOKEN"  # noqa: S105 - the variable's name, not its
 HOOK_SECRET_ENV: Final = "SENTINEL_HOOK_SECRET"  # noqa: S105
 PROMETHEUS_TOKEN_ENV: Final = "SENTINEL_PROMETHEUS_TOKEN"  # noqa: S105
 PROMETHEUS_PASSWORD_ENV: Final = "SENTINEL_PROMETHEUS_PASSWORD"  # noqa: S105
+PROMETHEUS_HEADER_ENV: Final = "SENTINEL_PROMETHEUS_HEADER_"
 ALERTMANAGER_TOKEN_ENV: Final = "SENTINEL_ALERTMANAGER_TOKEN"  # noqa: S105
 ALERTMANAGER_PASSWORD_ENV: Final = "SENTINEL_ALERTMANAGER_PASSWORD"  # noqa: S105
 
@@ -86,6 +87,32 @@ def _selector(value: str) -> str:
     return text
 
 
+_OWN_PARAMS: Final = frozenset({"query", "time", "timeout", "limit", "start", "end", "step"})
+
+
+def _param_name(value: str) -> str:
+    if value in _OWN_PARAMS:
+        raise ValueError("is set by each query itself, or would cut its answer")
+    return value
+
+
+def _header_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", value):
+        raise ValueError("is no HTTP header name")
+    return value
+
+
+def _header_value(value: str) -> str:
+    if not value.isascii() or not value.isprintable() or value != value.strip():
+        raise ValueError("must be printable ASCII text on one line, without space around it")
+    return value
+
+
+def _on_or_off(value: object) -> object:
+    """YAML reads a bare on or off as a truth value."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
 def _label_name(value: str) -> str:
     if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", value):
         raise ValueError("is no Prometheus label name (letters, digits and _)")
@@ -110,6 +137,10 @@ def _listen(value: str) -> str:
 Url = Annotated[str, AfterValidator(_http_url)]
 MaybeUrl = Annotated[str, AfterValidator(_maybe_url)]
 LabelName = Annotated[str, AfterValidator(_label_name)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
+HeaderValue = Annotated[str, AfterValidator(_header_value)]
+ParamName = Annotated[str, AfterValidator(_param_name)]
+Selector = Annotated[str, AfterValidator(_selector)]
 
 
 class Section(BaseModel):
@@ -149,8 +180,13 @@ class PrometheusSection(Section):
         description="Base URL of Prometheus, or of what answers its query API.",
         json_schema_extra={"example": "http://127.0.0.1:9090"},
     )
-    selector: Annotated[str, AfterValidator(_selector)] = key(
+    selector: Selector = key(
         "", "Extra matchers for every series, such as '{job=\"dcgm-exporter\"}'."
+    )
+    split_by: Annotated[tuple[Selector, ...], _List] = key(
+        (),
+        "Selectors that are disjoint and together the fleet, each asked for on its own; for "
+        "fleets beyond the server's limits: ['{dc=\"a\"}', '{dc!=\"a\"}'].",
     )
     basic_auth: BasicAuth | None = key(
         None,
@@ -158,12 +194,33 @@ class PrometheusSection(Section):
         example={"username": "sentinel", "password_file": "prometheus.password"},
     )
     token_file: str = key("", f"File with a bearer token; or set ${PROMETHEUS_TOKEN_ENV}.")
-    headers: dict[str, str] = key(
+    headers: dict[HeaderName, HeaderValue] = key(
         {}, 'Extra request headers, such as {"X-Scope-OrgID": "gpu"} for a tenant.'
     )
+    header_files: dict[HeaderName, str] = key(
+        {},
+        'Headers whose values are secret, from files: {"X-Api-Key": "key.file"}; or '
+        f"set ${PROMETHEUS_HEADER_ENV}X_API_KEY and leave the file empty.",
+    )
+    params: dict[ParamName, str] = key(
+        {}, 'Extra parameters of every query, such as {"dedup": "true"} for Thanos.'
+    )
     ca_file: str = key("", "File with the certificates to trust; empty: the system's.")
-    timeout_s: float = key(10.0, "Longest total time of one request.", "s", gt=0)
-    max_bytes: int = key(268_435_456, "Largest answer that is read.", "bytes", ge=65_536)
+    cert_file: str = key("", "File with the client's certificate (PEM), where one is asked for.")
+    key_file: str = key("", "File with its key, unencrypted; empty: in cert_file.")
+    server_name: str = key(
+        "", "Name that the server's certificate bears; empty: the host of the URL."
+    )
+    gzip: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_or_off)] = key(
+        "auto",
+        "Compressed answers. auto: only over TLS to a host outside, since it costs the server "
+        "more than a fast network gains.",
+    )
+    timeout_s: float = key(10.0, "Longest total time of one look at the fleet.", "s", gt=0)
+    max_bytes: int = key(268_435_456, "Largest answer to one query.", "bytes", ge=65_536)
+    concurrency: int = key(
+        2, "How many queries are under way at once; 1 asks for all in one.", "queries", ge=1, le=16
+    )
     window_s: AutoSeconds = key(
         None,
         "How far back a tick reads raw samples; at least 2.5 scrape intervals. "

@@ -24,6 +24,7 @@ from sentinel.core.score import GPU_SPACE, Cohort, thermal_excess
 from sentinel.core.verdict import Bundle, Settings
 from sentinel.data import load_catalog
 from sentinel.edges import bundle as bundles
+from sentinel.edges.connection import wants_gzip
 from sentinel.edges.prometheus import Prometheus
 from sentinel.errors import DependencyError, StateError
 
@@ -263,15 +264,25 @@ def _fit(
 
 def connect(config: Config) -> Prometheus:
     """The configured Prometheus; connects at the first request."""
-    section = config.prometheus
+    section, tls = config.prometheus, config.prometheus_tls()
     return Prometheus(
         section.url,
         selector=section.selector,
+        split_by=section.split_by,
         basic_auth=config.prometheus_auth(),
         headers=config.prometheus_headers(),
-        ca_file=config.prometheus_ca(),
+        secret_headers=section.header_files,
+        renew=lambda: (config.prometheus_auth(), config.prometheus_headers()),
+        params=section.params,
+        ca_file=tls["ca_file"],
+        cert_file=tls["cert_file"],
+        key_file=tls["key_file"],
+        server_name=section.server_name,
+        gzip=section.gzip == "on"
+        or (section.gzip == "auto" and wants_gzip(section.url, tls["ca_file"])),
         timeout_s=section.timeout_s,
         max_bytes=section.max_bytes,
+        concurrency=section.concurrency,
     )
 
 

@@ -71,6 +71,12 @@ def test_auto_follows_the_tick() -> None:
     assert config.tick_deadline_s() == 24
 
 
+@pytest.mark.parametrize(("written", "read"), [("on", "on"), ("off", "off"), ("auto", "auto")])
+def test_on_and_off_may_stand_without_quotes(written: str, read: str) -> None:
+    text = f'prometheus: {{url: "http://127.0.0.1:9090", gzip: {written}}}\n'
+    assert parse(text).prometheus.gzip == read
+
+
 def test_the_keys_that_others_rely_on() -> None:
     config = parse(
         """

@@ -8,8 +8,10 @@ DependencyError with what was found instead.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
@@ -21,6 +23,8 @@ from sentinel.errors import DependencyError
 
 _FORGET_S: Final = 86_400.0
 _SWEEP_EVERY_S: Final = 3600.0
+_RAW: Final = ("matrix", "vector", "")
+_SHORT: Final = re.compile("partial|truncat|incomplete|limit|unavailable", re.IGNORECASE)
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -41,18 +45,19 @@ class _TextRow(msgspec.Struct, gc=False):
 
 class _Data(msgspec.Struct):
     resultType: str = ""
-    result: list[_Row] = []
+    result: list[_Row] | None = None
 
 
 class _TextData(msgspec.Struct):
     resultType: str = ""
-    result: list[_TextRow] = []
+    result: list[_TextRow] | None = None
 
 
 class _Answer(msgspec.Struct):
     status: str
     data: _Data | None = None
     warnings: list[str] | None = None
+    infos: list[str] | None = None
     isPartial: bool = False
 
 
@@ -60,6 +65,7 @@ class _TextAnswer(msgspec.Struct):
     status: str
     data: _TextData | None = None
     warnings: list[str] | None = None
+    infos: list[str] | None = None
     isPartial: bool = False
 
 
@@ -99,7 +105,10 @@ class Answers:
             if answer.status != "success":
                 failure = Failure.read(bytes(body))
                 raise DependencyError(f"the query failed: {failure.error or answer.status}")
-            rows: list[Any] = answer.data.result if answer.data else []
+            kind = answer.data.resultType if answer.data else "nothing"
+            if answer.data is None or kind not in _RAW:
+                raise DependencyError(f"the answer holds {kind}, not raw samples")
+            rows: list[Any] = answer.data.result or []
             self._sweep(at_s)
             found = [self._key(row.metric) for row in rows]
             for place in found:
@@ -109,8 +118,11 @@ class Answers:
             flat = chain.from_iterable(chain.from_iterable(points))
             numbers = np.fromiter(map(float, flat), np.float64, 2 * int(counts.sum()))
         warnings = tuple(answer.warnings or ())
+        left_out = [w for w in warnings if not _is_of_the_query(w)]
+        left_out += [i for i in answer.infos or () if _SHORT.search(i) and not _is_of_the_query(i)]
+        warnings += tuple(w for w in left_out if w not in warnings)
+        partial = answer.isPartial or bool(left_out)
         series = np.repeat(np.array(found, dtype=np.int64), counts)
-        partial = answer.isPartial or any(_is_partial(w) for w in warnings)
         return Samples(at_s, self._keys, series, numbers[::2], numbers[1::2], partial, warnings)
 
     def _parse(self, body: bytes | bytearray) -> _Answer | _TextAnswer:
@@ -160,10 +172,22 @@ class Answers:
         self._labels = {key.labels: key.labels for key in self._keys}
 
 
-def _is_partial(warning: str) -> bool:
-    """Warnings about the query's form are harmless; those about stores leave data out."""
-    words = warning.lower()
-    return "promql" not in words[:40] or "partial" in words
+def merged(answers: Sequence[Samples]) -> Samples:
+    """One answer made of several to the same moment, which one `Answers` has decoded."""
+    return replace(
+        answers[0],  # they share one table of series
+        series=np.concatenate([a.series for a in answers]),
+        times_s=np.concatenate([a.times_s for a in answers]),
+        values=np.concatenate([a.values for a in answers]),
+        partial=any(a.partial for a in answers),
+        warnings=tuple(dict.fromkeys(w for a in answers for w in a.warnings)),
+    )
+
+
+def _is_of_the_query(annotation: str) -> bool:
+    """What Prometheus remarks on a query's form is harmless. All other warnings are of data
+    that was left out: a store that is away, a limit that cut the result."""
+    return annotation.lstrip().lower().startswith(("promql info", "promql warning"))
 
 
 def _excerpt(body: bytes | bytearray) -> str:

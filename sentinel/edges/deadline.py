@@ -2,7 +2,8 @@
 
 The timeouts of `requests` are per read, so a server that drips a byte now and then, in its
 headers or its body, holds a request for ever. Here a timer shuts the socket down at the
-deadline, whichever phase the request is in; only name resolution is out of its reach.
+deadline, whichever phase the request is in; only name resolution is out of its reach. Several
+threads can share one deadline: each joins it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,22 +24,34 @@ _running = threading.local()
 
 
 class Deadline:
-    """Ends every connection that is used by this thread within `deadline()`."""
+    """Ends every connection that is used by the threads within `deadline()` or `joined()`."""
 
-    def __init__(self) -> None:
+    def __init__(self, after_s: float) -> None:
+        self.after_s = after_s
         self.expired = False
+        self._until_s = time.monotonic() + after_s
         self._lock = threading.Lock()
         self._handles: list[socket.socket] = []
+        self._closed = False
+
+    @property
+    def left_s(self) -> float:
+        """Time that is left; 0 once it expired, by the clock or by `expire()`."""
+        return 0.0 if self.expired else max(0.0, self._until_s - time.monotonic())
 
     def watch(self, sock: socket.socket) -> None:
         # a handle of our own: a TLS handshake takes the socket object away from its maker
         handle = socket.socket(fileno=os.dup(sock.fileno()))
         with self._lock:
             self._handles.append(handle)
-        if self.expired:
+        if self._closed:  # by a thread that was left behind
+            self.expire()
+            self.close()
+        elif self.expired:
             self.expire()
 
     def expire(self) -> None:
+        """Ends it now: by the timer, or because the rest is no longer wanted."""
         self.expired = True
         with self._lock:
             for handle in self._handles:
@@ -45,6 +59,7 @@ class Deadline:
                     handle.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self._closed = True
         with self._lock:
             for handle in self._handles:
                 handle.close()
@@ -54,17 +69,27 @@ class Deadline:
 @contextlib.contextmanager
 def deadline(after_s: float) -> Iterator[Deadline]:
     """Within this, this thread's requests through a `DeadlineAdapter` end after `after_s`."""
-    current = Deadline()
+    current = Deadline(after_s)
     timer = threading.Timer(max(after_s, 0.0), current.expire)
     timer.daemon = True
-    _running.deadline = current
     timer.start()
     try:
-        yield current
+        with joined(current):
+            yield current
     finally:
         timer.cancel()
-        _running.deadline = None
         current.close()
+
+
+@contextlib.contextmanager
+def joined(current: Deadline) -> Iterator[None]:
+    """Within this, this thread's requests end by a deadline that another thread has set."""
+    before: Deadline | None = getattr(_running, "deadline", None)
+    _running.deadline = current
+    try:
+        yield
+    finally:
+        _running.deadline = before
 
 
 def _watch(sock: socket.socket | None) -> None:
@@ -104,16 +129,24 @@ class _TlsPool(HTTPSConnectionPool):
 
 
 class DeadlineAdapter(HTTPAdapter):
-    """Like its base, with connections that `deadline()` can end, and no retry of its own."""
+    """Like its base, with connections that `deadline()` can end, and no retry of its own.
 
-    def __init__(self, *, connections: int = 4) -> None:
+    `server_name` is the name that a server's certificate must bear, where it is not the URL's.
+    """
+
+    def __init__(self, *, connections: int = 4, server_name: str = "") -> None:
+        self._server_name = server_name
         super().__init__(pool_maxsize=connections, max_retries=0)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        if self._server_name:
+            kwargs["server_hostname"] = self._server_name
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
 
     def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
+        if self._server_name:
+            kwargs["server_hostname"] = self._server_name
         manager = super().proxy_manager_for(*args, **kwargs)
         manager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
         return manager

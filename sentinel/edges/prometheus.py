@@ -1,51 +1,56 @@
 """Telemetry out of Prometheus, or out of what answers its query API.
 
-One instant query over a range selector reads the raw samples of every metric in the catalogue
-with their own timestamps, so that age is known and Prometheus's lookback never passes an old
-value off as new. prometheus-api-client carries the connection (URL, headers, authentication,
-TLS); its retries and its decoding are not used. Nothing is retried here: the next tick is.
+Instant queries over range selectors read the raw samples of every metric in the catalogue with
+their own timestamps, so that age is known and Prometheus's lookback never passes an old value
+off as new. One question becomes a few queries, asked a few at a time; where a server refuses
+one for its size, it is split further, and the split is kept.
 
-Every request ends by a total deadline and reads at most `max_bytes`. Whatever goes wrong is a
-DependencyError whose text says what to do.
+A question is answered whole or not at all: a group of metrics that is silently missing would
+look like a fleet that lost them, while a question that fails makes the tick blind, which is
+told to a person. What the server itself calls partial is marked so.
+
+Every question ends by a total deadline and reads at most `max_bytes` a query. Whatever goes
+wrong is a DependencyError whose text says what to do. Nothing is retried here: the next tick is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from queue import Empty, SimpleQueue
+from typing import Final
 
 import msgspec
-import requests
-from prometheus_api_client import PrometheusConnect
-from urllib3.exceptions import HTTPError
-from urllib3.util.retry import Retry
 
 from sentinel.core.frame import Samples
 from sentinel.data import load_catalog
-from sentinel.edges.answers import Answers, Failure
-from sentinel.edges.deadline import DeadlineAdapter, deadline
+from sentinel.edges.answers import Answers, merged
+from sentinel.edges.connection import Access, Connection, Credentials
+from sentinel.edges.deadline import Deadline, deadline, joined
+from sentinel.edges.parts import Part, whole
+from sentinel.edges.refusals import IS_URL, TooMuch, TooSlow, TooWide, error, late
 from sentinel.errors import DependencyError
 
-_CHUNK: Final = 1 << 18
+__all__ = ["Prometheus", "TooMuch", "TooSlow", "TooWide"]
+
 _HALVINGS: Final = 12  # of a slice of history, because its answer was too much
 _TIMEOUTS: Final = 3  # halvings because it took too long: a hung server must not take hours
+_PARTS_EACH: Final = 4  # for each connection: a short part leaves none idle for long
+_LEAST_S: Final = 0.5  # of history in one question
 
-
-class TooMuch(DependencyError):
-    """The answer is more than the server or `max_bytes` allows: ask for less at once."""
-
-
-class TooSlow(DependencyError):
-    """No complete answer by the deadline."""
+# an answer, or what went wrong
+_Outcome = Samples | BaseException
 
 
 class Prometheus:
-    """A connection that is made at the first request. One thread at a time may use it.
+    """Connections that are made at the first request. One thread at a time may use it.
 
-    `selector` holds extra matchers for every series, with or without braces. `timeout_s` is
-    the longest total time of a request, `max_bytes` the largest answer that is read.
+    `selector` holds extra matchers for every series, with or without braces; `split_by` lists
+    disjoint selectors that together are the fleet, each asked for on its own. `params` are
+    sent with every query. `timeout_s` is the longest total time of a question, `max_bytes` the
+    largest answer to one query, `concurrency` how many queries are under way at once.
     """
 
     def __init__(
@@ -53,191 +58,203 @@ class Prometheus:
         url: str,
         *,
         selector: str = "",
+        split_by: Sequence[str] = (),
         basic_auth: tuple[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
+        secret_headers: Iterable[str] = (),
+        renew: Callable[[], Credentials] | None = None,
+        params: Mapping[str, str] | None = None,
         ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+        server_name: str = "",
+        gzip: bool = False,
         timeout_s: float = 10.0,
         max_bytes: int = 256 << 20,
+        concurrency: int = 1,
         names: tuple[str, ...] | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self._timeout_s, self._max_bytes = timeout_s, max_bytes
-        session = requests.Session()
-        session.verify = ca_file or True
-        session.headers["Accept-Encoding"] = "identity"  # gzip costs the server most of a tick
-        if basic_auth is None and any(h.lower() == "authorization" for h in headers or {}):
-            session.trust_env = False  # else a line of ~/.netrc would replace our token
-        self._client = PrometheusConnect(
-            url=self.url,
+        self._timeout_s, self._concurrency = timeout_s, concurrency
+        self._params = dict(params or {})
+        self._access = Access(
+            self.url,
+            basic_auth=basic_auth,
             headers=dict(headers or {}),
-            auth=basic_auth,
-            session=session,
-            timeout=timeout_s,
-            retry=Retry(total=0),
+            secret_headers=frozenset(secret_headers),
+            renew=renew,
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+            server_name=server_name,
+            gzip=gzip,
+            max_bytes=max_bytes,
         )
-        self._session = session
-        session.mount(self.url, DeadlineAdapter())
-        matchers = selector.strip().removeprefix("{").removesuffix("}").strip().strip(",")
-        asked = "|".join(names if names is not None else load_catalog().sources)
-        self._series = f'{{__name__=~"{asked}"{"," + matchers if matchers else ""}}}'
+        asked = names if names is not None else tuple(load_catalog().sources)
+        least = concurrency * _PARTS_EACH if concurrency > 1 else 1
+        self._parts = whole(asked, selector, split_by, least=least)
         self._answers = Answers()
-        self._method = "POST"
+        self._decoding = threading.Lock()
+        self._idle: SimpleQueue[Connection] = SimpleQueue()
 
     def pull(self, at_s: float, *, window_s: float, deadline_s: float) -> Samples:
         """The raw samples of (at - window, at]. Raises DependencyError."""
-        body = self._query(at_s, window_s, min(deadline_s, self._timeout_s))
-        return self._decode(body, at_s)
+        samples = self._ask(at_s, window_s, min(deadline_s, self._timeout_s), TooMuch)
+        return _within(samples, at_s - window_s, math.inf)
 
     def history(self, start_s: float, end_s: float, *, slice_s: float) -> Iterator[Samples]:
         """The raw samples of (start, end] in slices that join without gap or overlap, in time
         order; a slice is shortened where its answer would be too much. Raises DependencyError.
         """
         span_s, slow = slice_s, 0
-        least_s = slice_s / 2**_HALVINGS
+        fewer_names_on: type[TooMuch] = TooWide  # less time is tried first where it can help
         while start_s < end_s:
             until_s = min(start_s + span_s, end_s)
             # whole milliseconds, as Prometheus counts: else a sample falls between two slices
             until_s = max(math.floor(until_s * 1000) / 1000, start_s + 0.001)
             try:
-                body = self._query(until_s, until_s - start_s, self._timeout_s)
+                samples = self._ask(until_s, until_s - start_s, self._timeout_s, fewer_names_on)
             except (TooMuch, TooSlow) as err:
                 slow += isinstance(err, TooSlow)
                 span_s = (until_s - start_s) / 2
-                if slow > _TIMEOUTS or span_s < max(least_s, 0.5):
+                if slow > _TIMEOUTS:
                     raise
+                if span_s < max(slice_s / 2**_HALVINGS, _LEAST_S):
+                    if fewer_names_on is TooMuch or not self._can_split():
+                        raise
+                    fewer_names_on, span_s = TooMuch, slice_s
                 continue
-            samples = self._decode(body, until_s)
-            new = (samples.times_s > start_s) & (samples.times_s <= until_s)
-            yield replace(
-                samples,
-                series=samples.series[new],
-                times_s=samples.times_s[new],
-                values=samples.values[new],
-            )
+            yield _within(samples, start_s, until_s)
             start_s, slow = until_s, 0
             if end_s - start_s < 0.001:
                 return
 
     def build_info(self) -> dict[str, str]:
         """What answers, by its own word: version and so on. Raises DependencyError."""
-        body = self._ask("GET", "/api/v1/status/buildinfo", {}, self._timeout_s)
+        connection = self._connection()
+        with deadline(self._timeout_s) as limit:
+            body = connection.get("/api/v1/status/buildinfo", {}, limit)
+        self._idle.put(connection)
         try:
             return msgspec.json.decode(body, type=_BuildInfo).data
         except msgspec.MsgspecError as err:
-            raise self._error(f"does not answer as Prometheus does ({err})", _IS_URL) from err
+            raise error(self.url, f"does not answer as Prometheus does ({err})", IS_URL) from err
 
-    # ---- requests -------------------------------------------------------------------
+    # ---- one question ---------------------------------------------------------------
 
-    def _query(self, at_s: float, window_s: float, timeout_s: float) -> bytearray:
-        window_ms = max(1, math.ceil(round(window_s * 1000, 3)))
-        window = f"{window_ms // 1000}s" if window_ms % 1000 == 0 else f"{window_ms}ms"
-        form = {
-            "query": f"{self._series}[{window}]",
-            "time": f"{at_s:.3f}",
-            "timeout": f"{max(1, math.ceil(timeout_s))}s",  # lets the server stop when we do
-        }
-        return self._ask(self._method, "/api/v1/query", form, timeout_s)
-
-    def _ask(self, method: str, path: str, form: Mapping[str, str], timeout_s: float) -> bytearray:
-        client, session = self._client, self._session
-        content = {"params": form} if method == "GET" else {"data": form}
+    def _ask(
+        self, at_s: float, window_s: float, timeout_s: float, split_on: type[TooMuch]
+    ) -> Samples:
+        """Every part, in one answer. A part that fails by `split_on` is split, for good."""
+        todo: SimpleQueue[Part | None] = SimpleQueue()
+        done: SimpleQueue[tuple[Part, _Outcome]] = SimpleQueue()
+        for part in self._parts:
+            todo.put(part)
+        waiting, answers = len(self._parts), []
         with deadline(timeout_s) as limit:
-            try:
-                with session.request(
-                    method,
-                    f"{client.url}{path}",
-                    headers=client.headers,
-                    auth=client.auth,
-                    verify=session.verify,
-                    timeout=timeout_s,
-                    stream=True,
-                    **content,  # type: ignore[arg-type]
-                ) as response:
-                    body = self._read(response)
-            except (requests.RequestException, HTTPError, OSError, ValueError) as err:
-                if limit.expired or isinstance(err, requests.Timeout):
-                    raise self._late(timeout_s) from err
-                raise self._unreachable(err) from err
-            if limit.expired:  # cut off, though it may look like an end
-                raise self._late(timeout_s)
-        if response.status_code == 200:
-            return body
-        if response.status_code in (403, 405) and method == "POST":
-            self._method = "GET"  # a proxy that lets only reading methods through
-            return self._ask("GET", path, form, timeout_s)
-        raise self._refused(response.status_code, bytes(body))
-
-    def _read(self, response: requests.Response) -> bytearray:
-        body = bytearray()
-        for chunk in response.iter_content(_CHUNK):
-            body += chunk
-            if len(body) > self._max_bytes:
-                raise TooMuch(
-                    f"Prometheus at {self.url}: the answer is larger than {self._max_bytes} bytes; "
-                    "narrow prometheus.selector, shorten prometheus.window_s, or raise "
-                    "prometheus.max_bytes"
+            crew = [
+                threading.Thread(
+                    target=self._work, args=(at_s, window_s, limit, todo, done), daemon=True
                 )
-        return body
+                for _ in range(min(self._concurrency, waiting))
+            ]
+            try:
+                for worker in crew:
+                    worker.start()
+                while waiting:
+                    part, outcome = self._next(done, limit)
+                    halves = part.halves() if isinstance(outcome, split_on) else ()
+                    if halves:
+                        self._split(part, halves)
+                        for half in halves:
+                            todo.put(half)
+                        waiting += len(halves) - 1
+                    elif isinstance(outcome, BaseException):
+                        raise outcome
+                    else:
+                        answers.append(outcome)
+                        waiting -= 1
+            except BaseException:
+                limit.expire()  # what the others still read is no longer wanted
+                raise
+            finally:
+                for _ in crew:
+                    todo.put(None)
+        return merged(answers)
 
-    def _decode(self, body: bytearray, at_s: float) -> Samples:
+    def _next(
+        self, done: SimpleQueue[tuple[Part, _Outcome]], limit: Deadline
+    ) -> tuple[Part, _Outcome]:
+        """The next outcome. A worker that hangs where no deadline reaches is left behind."""
         try:
-            return self._answers.decode(body, at_s)
-        except DependencyError as err:
-            raise self._error(str(err), _IS_URL) from err
+            return done.get(timeout=limit.left_s + _LEAST_S)
+        except Empty:
+            raise late(self.url, limit.after_s) from None
 
-    # ---- what went wrong ------------------------------------------------------------
+    def _work(
+        self,
+        at_s: float,
+        window_s: float,
+        limit: Deadline,
+        todo: SimpleQueue[Part | None],
+        done: SimpleQueue[tuple[Part, _Outcome]],
+    ) -> None:
+        """Asks for parts until there are no more, on a connection of this thread's own."""
+        connection = self._connection()
+        with joined(limit):
+            while (part := todo.get()) is not None:
+                outcome: _Outcome
+                try:
+                    outcome = self._part(connection, part, at_s, window_s, limit)
+                except BaseException as err:
+                    outcome = err
+                done.put((part, outcome))
+        self._idle.put(connection)
 
-    def _error(self, what: str, advice: str) -> DependencyError:
-        return DependencyError(f"Prometheus at {self.url}: {what}; {advice}")
+    def _part(
+        self, connection: Connection, part: Part, at_s: float, window_s: float, limit: Deadline
+    ) -> Samples:
+        form = {
+            **self._params,
+            "query": part.query(window_s),
+            "time": f"{at_s:.3f}",
+            "timeout": f"{max(1, math.ceil(limit.left_s))}s",  # lets the server stop when we do
+        }
+        body = connection.query(form, limit)
+        with self._decoding:  # one table of series; a body that waits is one for each connection
+            if limit.expired:
+                raise late(self.url, limit.after_s)
+            try:
+                return self._answers.decode(body, at_s)
+            except DependencyError as err:
+                raise error(self.url, str(err), IS_URL) from err
 
-    def _late(self, timeout_s: float) -> TooSlow:
-        return TooSlow(
-            f"Prometheus at {self.url}: no complete answer within {timeout_s:.3g} s; see whether "
-            "it is overloaded, narrow prometheus.selector, or raise prometheus.timeout_s"
-        )
+    def _connection(self) -> Connection:
+        try:
+            return self._idle.get_nowait()
+        except Empty:
+            return Connection(self._access)
 
-    def _unreachable(self, err: BaseException) -> DependencyError:
-        if isinstance(err, requests.exceptions.SSLError):
-            return self._error(f"TLS failed ({_cause(err)})", "check prometheus.ca_file and url")
-        if isinstance(err, requests.exceptions.ConnectionError):
-            return self._error(f"cannot be reached ({_cause(err)})", _IS_URL)
-        return self._error(f"the request failed ({_cause(err)})", _IS_URL)
+    def _split(self, part: Part, halves: Sequence[Part]) -> None:
+        place = self._parts.index(part)
+        self._parts[place : place + 1] = halves
 
-    def _refused(self, status: int, body: bytes) -> DependencyError:
-        said = Failure.read(body).error or body[:200].decode(errors="replace").strip()
-        if status in (401, 403):
-            return self._error(
-                f"refuses our credentials (HTTP {status})",
-                "check prometheus.basic_auth, prometheus.token_file and prometheus.headers",
-            )
-        if status == 404:
-            return self._error("has no query API there (HTTP 404)", _IS_URL)
-        if status == 422 and ("too many" in said or "limit" in said or "exceed" in said):
-            return TooMuch(
-                f"Prometheus at {self.url}: {said}; narrow prometheus.selector, or raise the "
-                "limits of the server's queries"
-            )
-        if status == 503 and ("timed out" in said or "timeout" in said):
-            return self._late(self._timeout_s)
-        if status in (400, 422):
-            return self._error(f"refuses the query: {said}", "check prometheus.selector")
-        return self._error(f"HTTP {status}: {said}", "see its log; the next tick asks again")
-
-
-_IS_URL: Final = "is it running, and is prometheus.url its base URL?"
+    def _can_split(self) -> bool:
+        return any(part.halves() for part in self._parts)
 
 
 class _BuildInfo(msgspec.Struct):
     data: dict[str, str] = {}
 
 
-def _cause(err: BaseException) -> str:
-    """The innermost reason, in its own words."""
-    seen: Any = err
-    while True:
-        inner = getattr(seen, "reason", None) or seen.__cause__ or seen.__context__
-        if not isinstance(inner, BaseException) or inner is seen:
-            break
-        seen = inner
-    text = getattr(seen, "strerror", None) or str(seen)
-    return (text or type(seen).__name__).lower()
+def _within(samples: Samples, after_s: float, until_s: float) -> Samples:
+    """Those of (after, until]: up to its version 2 Prometheus gives the lower edge too."""
+    new = (samples.times_s > after_s) & (samples.times_s <= until_s)
+    if new.all():
+        return samples
+    return replace(
+        samples,
+        series=samples.series[new],
+        times_s=samples.times_s[new],
+        values=samples.values[new],
+    )

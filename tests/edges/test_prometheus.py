@@ -2,10 +2,7 @@
 
 import base64
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
@@ -14,63 +11,17 @@ from sentinel.core.frame import SeriesKey
 from sentinel.edges.answers import Answers
 from sentinel.edges.prometheus import Prometheus, TooMuch, TooSlow
 from sentinel.errors import DependencyError
-
-AT_S = 1_700_000_000.0
-
-
-def matrix(*series, **more):
-    """An answer of series given as (labels, [(time, value), ...])."""
-    result = [{"metric": labels, "values": values} for labels, values in series]
-    return {"status": "success", "data": {"resultType": "matrix", "result": result}, **more}
-
-
-def failure(text, kind="execution"):
-    return {"status": "error", "errorType": kind, "error": text}
-
-
-class Server:
-    """A loopback server; `answer(request)` gives (status, body) or handles the socket itself."""
-
-    def __init__(self):
-        self.requests = []
-        self.answer = lambda request: (200, matrix())
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def handle_any(self):
-                split = urlsplit(self.path)
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-                form = {k: v[0] for k, v in parse_qs(body or split.query).items()}
-                self.form, self.route = form, split.path
-                owner.requests.append((self.command, split.path, form, dict(self.headers)))
-                reply = owner.answer(self)
-                if reply is None:
-                    self.close_connection = True
-                    return
-                status, content = reply
-                text = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            do_GET = do_POST = handle_any
-
-            def log_message(self, *args):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
-        self.released = threading.Event()
-        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
-
-    def close(self):
-        self.released.set()
-        self.http.shutdown()
-        self.http.server_close()
+from tests.edges.query_server import (
+    AT_S,
+    Server,
+    cut_short,
+    drip_body,
+    drip_chunks,
+    drip_headers,
+    failure,
+    hang,
+    matrix,
+)
 
 
 @pytest.fixture
@@ -266,56 +217,6 @@ def test_a_password_is_in_no_error(server):
     with pytest.raises(DependencyError) as error:
         pull(server, basic_auth=("user", "hunter2"))
     assert "hunter2" not in str(error.value)
-
-
-def hang(server):
-    def answer(request):
-        server.released.wait(20)
-
-    return answer
-
-
-def drip_body(server):
-    def answer(request):
-        request.send_response(200)
-        request.send_header("Content-Length", "1000000")
-        request.end_headers()
-        while not server.released.wait(0.05):
-            request.wfile.write(b" ")
-
-    return answer
-
-
-def drip_chunks(server):
-    def answer(request):
-        request.send_response(200)
-        request.send_header("Transfer-Encoding", "chunked")
-        request.end_headers()
-        while not server.released.wait(0.05):
-            request.wfile.write(b"1\r\n \r\n")
-
-    return answer
-
-
-def drip_headers(server):
-    def answer(request):
-        request.wfile.write(b"HTTP/1.1 200 OK\r\n")
-        while not server.released.wait(0.05):
-            request.wfile.write(b"X-Slow: y\r\n")
-
-    return answer
-
-
-def cut_short(server):
-    def answer(request):
-        request.send_response(200)
-        request.send_header("Content-Length", "1000")
-        request.end_headers()
-        request.wfile.write(b'{"status":"success"')
-        request.wfile.flush()
-        request.connection.close()
-
-    return answer
 
 
 @pytest.mark.parametrize("misbehave", [hang, drip_body, drip_chunks, drip_headers])
