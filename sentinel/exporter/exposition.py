@@ -54,7 +54,7 @@ def gpu_labels(gpu: GpuState, hostname: str) -> dict[str, str]:
     """What names a GPU: as much of it as is known."""
     seen = gpu.id or GpuId(gpu.index, "", "", "")
     labels = {
-        "UUID": seen.uuid,
+        "UUID": seen.uuid if seen.key == seen.uuid else "",  # blacked out: it names nothing
         "gpu": str(gpu.index),
         "model_name": seen.model,
         "pci_bus_id": seen.pci_bus_id,

@@ -9,6 +9,7 @@
  *     order GPU...                the GPUs there are, in the order of NVML's list
  *     mig GPU                     it is cut in slices
  *     lost GPU                    it is lost, until the line is gone and the library opened anew
+ *     masked 1                    every UUID is blacked out
  *     epoch N                     the driver was loaded again: a new nvmlInit is needed
  *     event N GPU XID             an Xid, for those who wait; N grows
  * with * for any GPU or function; of several lines the last holds. Field values are functions
@@ -214,6 +215,10 @@ ret_t nvmlDeviceGetHandleByIndex_v2(unsigned index, dev_t_ *out) {
 }
 ret_t nvmlDeviceGetUUID(dev_t_ d, char *out, unsigned size) {
     ENTER(d->gpu);
+    if (setting("masked", 0)) {
+        snprintf(out, size, "GPU-00000000-0000-0000-0000-000000000000");
+        return OK;
+    }
     snprintf(out, size, "%s-%08x-0000-4000-8000-00000000%04x", d->slot ? "MIG" : "GPU", 0xa0 + d->gpu, d->slot);
     return OK;
 }

@@ -112,6 +112,21 @@ def test_no_series_is_there_twice(healthy: tuple[Rig, Scrape]) -> None:
     assert len(seen) == len(set(seen))
 
 
+def test_gpus_whose_uuids_are_blacked_out_are_told_apart_by_place(rig: Rig) -> None:
+    rig.control("masked 1")
+    rig.start()
+    scrape = rig.scrape_until(lambda s: len(s.all("last_xid")) == 8)
+    assert {labels["gpu"] for labels, _ in scrape.all("temperature_celsius")} == set("01234567")
+    assert not [labels for _, labels, _ in scrape.series if "UUID" in labels]
+    rig.control("masked 1", "event 1 4 31")
+    scrape = rig.scrape_until(lambda s: bool(s.all("xid_errors_total")))
+    assert scrape.one("xid_errors_total", gpu="4", xid="31") == 1
+    rig.control("masked 1", "3 * hang")
+    scrape = rig.scrape()
+    assert [labels["gpu"] for labels, _ in scrape.all("scrape_error")] == ["3"]
+    assert len(scrape.all("gpu_up")) == 8
+
+
 # ---- what a GPU or driver does not have ---------------------------------------------
 
 

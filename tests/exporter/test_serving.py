@@ -142,6 +142,19 @@ def test_a_client_that_leaves_or_says_nothing_harms_nobody(rig: Rig) -> None:
     assert "Traceback" not in rig.log()
 
 
+@pytest.mark.integration
+def test_systemd_is_told_when_it_serves_and_when_it_stops(rig: Rig, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        rig.env["NOTIFY_SOCKET"] = str(tmp_path / "notify")
+        rig.control("* * hang")
+        rig.start()
+        assert manager.recv(4096).decode() == f"READY=1\nSTATUS=serving {rig.url}/metrics"
+        rig.stop()
+        assert manager.recv(4096) == b"STOPPING=1"
+
+
 # ---- what is told of it -------------------------------------------------------------
 
 
