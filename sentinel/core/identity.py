@@ -8,22 +8,78 @@ about a GPU.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 from sentinel.core.domain import Workload
 
-_UUID: Final = ("UUID", "uuid", "gpu_uuid", "GPU_UUID", "gpu_id")
-_INDEX: Final = ("gpu", "index", "minor_number", "minor", "gpu_index", "device", "path")
-_MODEL: Final = ("modelName", "model_name", "gpu_name", "name", "model", "product_name")
-_ENTITY: Final = ("GPU_I_ID", "gpu_instance_id", "nvlink", "vgpu")
-_BARE_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_MASKED: Final = re.compile(r"(GPU-)?[0-]+")
+NODE_FROM: Final = (
+    "Hostname",
+    "hostname",
+    "node",
+    "node_name",
+    "kubernetes_node",
+    "k8s_node_name",
+    "nodename",
+    "host",
+    "host_name",
+    "exported_instance",
+    "instance",
+)
+REPLICA_FROM: Final = (
+    "prometheus_replica",
+    "replica",
+    "__replica__",
+    "receive_replica",
+    "prometheus",
+    "cluster",
+)
+JOB_FROM: Final = (
+    "hpc_job",
+    "slurmjobid",
+    "jobid",
+    "exported_pod",
+    "exported_pod_name",
+    "pod",
+    "pod_name",
+    "gpu_pod_name",
+)
+TENANT_FROM: Final = (
+    "exported_namespace",
+    "exported_pod_namespace",
+    "pod_namespace",
+    "namespace_name",
+    "namespace",
+)
+
+_UUID: Final = ("UUID", "uuid", "gpu_uuid", "GPU_UUID", "device_uuid")
+_AT_TIMES_UUID: Final = ("gpu_id", "gpud_metric_label", "gpu", "name")
+# a minor number names the device, where an index is but an order
+_PLACE: Final = ("gpu", "minor_number", "minor", "gpu_number", "gpu_index", "ordinal", "gpu_id")
+_INDEX: Final = (*_PLACE, "index", "device", "path")
+_MODEL: Final = (
+    "modelName",
+    "model_name",
+    "gpu_name",
+    "gpu_model",
+    "name",
+    "model",
+    "product_name",
+    "gpu_type",
+)
+_ENTITY: Final = ("GPU_I_ID", "gpu_instance_id", "gi_id", "nvlink")
+_HEX: Final = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_FULL_UUID: Final = re.compile(rf"(?:GPU-)?({_HEX})", re.IGNORECASE)
+_LIKE_UUID: Final = re.compile(rf"GPU-[0-9a-f]|MIG-|{_HEX}$", re.IGNORECASE)
+_MASKED: Final = re.compile(r"(GPU-)?[-0xX*#.?]{4,}")
+_NO_UUID: Final = re.compile(r"\W*(0|n/?a|none|null|unknown( error)?|not supported)?\W*", re.I)
 _DEVICE: Final = re.compile(r"(?:/dev/)?(?:nvidia|gpu)?(\d+)")
-_EXPORTER: Final = re.compile(r"exporter|dcgm|telegraf|gpud|node-agent|prometheus", re.IGNORECASE)
+_EXPORTER: Final = re.compile(r"exporter|telegraf|gpud|node-agent", re.IGNORECASE)
+_EXPORTER_POD: Final = re.compile(r"(?=.*(?:exporter|telegraf|gpud)).*-[a-z0-9]{5}")
 _NO_HOST: Final = frozenset({"", "localhost", "localhost.localdomain"})
+_NO_WORK: Final = frozenset({"", "0", "none", "None", "N/A"})
 _EXPORTED: Final = "exported_"
 
 
@@ -32,41 +88,61 @@ class Identity:
     """How labels become nodes, work and tenants; each list in order of preference.
 
     `node_rewrite` are (regular expression, replacement) pairs, applied in order.
+    `replica_from` are labels that tell the same target apart where several servers scrape it.
     """
 
-    node_from: tuple[str, ...] = ("Hostname", "hostname", "instance")
+    node_from: tuple[str, ...] = NODE_FROM
     node_rewrite: tuple[tuple[str, str], ...] = ()
-    job_id_from: tuple[str, ...] = ("hpc_job", "exported_pod", "pod")
-    tenant_from: tuple[str, ...] = ("namespace", "exported_namespace")
+    job_id_from: tuple[str, ...] = JOB_FROM
+    tenant_from: tuple[str, ...] = TENANT_FROM
+    replica_from: tuple[str, ...] = REPLICA_FROM
 
     @cached_property
     def _rewrites(self) -> tuple[tuple[re.Pattern[str], str], ...]:
         return tuple((re.compile(match), replace) for match, replace in self.node_rewrite)
 
     def node(self, labels: Mapping[str, str]) -> tuple[str, int]:
-        """(name of the node, place in `node_from` of the label that told it).
+        """(name of the node, rank of what told it: its place in `node_from`, later for a name
+        that tells less).
 
-        A name that every host has tells nothing unless there is no other.
+        A name that every host has tells nothing unless there is no other; nor does that of the
+        exporter's own pod, which every restart changes, but before the address of the target.
         """
-        told = [(labels.get(label, ""), rank) for rank, label in enumerate(self.node_from)]
-        told.append((labels.get("instance", ""), len(told)))
-        name, rank = next((t for t in told if t[0] not in _NO_HOST), ("", len(told)))
-        if not name:
-            name, rank = next((t for t in told if t[0]), ("", len(told)))
+        order = self.node_from if "instance" in self.node_from else (*self.node_from, "instance")
+        resort = "instance" if order[-1] == "instance" else ""
+        told = [
+            (_weakness(labels[label], labels, label == resort), rank, labels[label])
+            for rank, label in enumerate(order)
+            if labels.get(label)
+        ]
+        weakness, rank, name = min(told, default=(3, 0, ""))
         for pattern, replacement in self._rewrites:
             name = pattern.sub(replacement, name)
-        return name, rank
+        return name, weakness * len(order) + rank
 
     def workload(self, labels: Mapping[str, str]) -> Workload | None:
         """The work that the labels name, if any; the exporter's own pod is nobody's work."""
         own = _is_own_pod(labels)
         for label in self.job_id_from:
             value = labels.get(label, "")
-            if not value or (own and not label.startswith(_EXPORTED) and value == labels["pod"]):
+            if value in _NO_WORK:
                 continue
             kind = "pod" if label.endswith(("pod", "pod_name")) else "job"
+            mine = own and kind == "pod" and value == labels["pod"]
+            if mine and not label.startswith(_EXPORTED):
+                continue
             return Workload(kind, value, self._tenant(labels, label, own))
         return None
+
+    def exporter(self, labels: Mapping[str, str], node: str) -> tuple[str, str]:
+        """The scrape target of a series as one server sees it, the same for its `up`.
+
+        Two servers that scrape one target are two views of it: one may reach it while the
+        other does not. The second part is for comparing alone.
+        """
+        seen_by = [labels[name] for name in self.replica_from if labels.get(name)]
+        target = labels.get("instance", "") or node
+        return labels.get("job", ""), "\x1f".join((target, *seen_by))
 
     def _tenant(self, labels: Mapping[str, str], told_by: str, own: bool) -> str:
         # where the work's pod was renamed to exported_pod, plain `namespace` is the exporter's
@@ -93,39 +169,80 @@ class GpuLabels:
 
 def read_gpu(labels: Mapping[str, str], node: str) -> GpuLabels:
     """The GPU of a series: its UUID, else its place in its node, else nothing."""
-    index = _index(labels)
+    sliced = bool(labels.get("compute_index"))  # Telegraf: both indexes are those of a slice
+    index = None if sliced else _index(labels, _INDEX)
     part = ",".join(labels[name] for name in _ENTITY if labels.get(name))
-    model = next((labels[name] for name in _MODEL if labels.get(name)), "")
+    if sliced:
+        part = labels.get("gpu_index", "") or labels["compute_index"]
+    model = _model(labels)
     masked = ""
-    for name in _UUID:
-        value = labels.get(name, "")
+    for value in _uuids(labels):
         if value.startswith("MIG-GPU-"):  # an old driver's slice: parent, instances
             parent, _, rest = value.removeprefix("MIG-").partition("/")
-            return GpuLabels(parent, True, index, model, part or rest)
+            return GpuLabels(_spelt(parent), True, index, model, part or rest)
         if value.startswith("MIG-"):
             part = part or value
         elif _MASKED.fullmatch(value):
-            masked = value if "-" in value else masked
-        elif _BARE_UUID.fullmatch(value):
-            return GpuLabels(f"GPU-{value.lower()}", True, index, model, part)
-        elif value.startswith("GPU-") or (value and name != "gpu_id"):
-            return GpuLabels(value, True, index, model, part)
-    if masked:  # a UUID that was blacked out is still one GPU of its node
-        return GpuLabels(f"{node}/{masked}", True, index, model, part)
-    return GpuLabels("" if index is None else f"{node}/gpu{index}", False, index, model, part)
+            masked = masked or value
+        else:
+            return GpuLabels(_spelt(value), True, index, model, part)
+    place = index
+    if masked:  # a UUID that was blacked out is still one GPU of its node, or one for each place
+        # an index alone may stand on the one series that describes the GPU, and on no other
+        place = index if labels.get("pstate") else _index(labels, _PLACE)
+        if place is None:
+            return GpuLabels(f"{node}/{masked}", True, index, model, part)
+    return GpuLabels("" if place is None else f"{node}/gpu{place}", False, place, model, part)
 
 
-def _index(labels: Mapping[str, str]) -> int | None:
-    for name in _INDEX:
+def exporter_of(labels: Mapping[str, str], node: str) -> tuple[str, str]:
+    """`Identity.exporter` with the labels of replicas that are known."""
+    return _DEFAULT.exporter(labels, node)
+
+
+_DEFAULT: Final = Identity()
+
+
+def _uuids(labels: Mapping[str, str]) -> Iterator[str]:
+    swapped = _LIKE_UUID.match(labels.get("name", ""))  # name and uuid the wrong way round
+    for name in _UUID:
+        value = labels.get(name, "").strip()
+        if swapped and not _LIKE_UUID.match(value):
+            continue
+        if not _NO_UUID.fullmatch(value):
+            yield value
+    for name in _AT_TIMES_UUID:
+        value = labels.get(name, "").strip()
+        if _LIKE_UUID.match(value):
+            yield value
+
+
+def _spelt(uuid: str) -> str:
+    """A whole UUID in one spelling, whoever wrote it; anything else as it is."""
+    found = _FULL_UUID.fullmatch(uuid)
+    return f"GPU-{found.group(1).lower()}" if found else uuid
+
+
+def _model(labels: Mapping[str, str]) -> str:
+    names = (*_MODEL, "uuid") if _LIKE_UUID.match(labels.get("name", "")) else _MODEL
+    told = (labels.get(name, "") for name in names)
+    name = next((t for t in told if t and not _LIKE_UUID.match(t)), "")
+    return name.partition(" MIG ")[0]  # "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is a part of one
+
+
+def _index(labels: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    for name in names:
         found = _DEVICE.fullmatch(labels.get(name, ""))
         if found:
             return int(found.group(1))
     return None
 
 
-def exporter_of(labels: Mapping[str, str], node: str) -> tuple[str, str]:
-    """The scrape target of a series, the same for its `up`."""
-    return labels.get("job", ""), labels.get("instance", "") or node
+def _weakness(name: str, labels: Mapping[str, str], is_resort: bool) -> int:
+    """How little a node's name tells: 0 a name, 1 a pod or an address, 2 what all are called."""
+    if name in _NO_HOST:
+        return 2
+    return int(is_resort or name == labels.get("pod") or bool(_EXPORTER_POD.fullmatch(name)))
 
 
 def _is_own_pod(labels: Mapping[str, str]) -> bool:
@@ -133,7 +250,7 @@ def _is_own_pod(labels: Mapping[str, str]) -> bool:
     pod, container = labels.get("pod", ""), labels.get("container", "")
     if not pod:
         return False
-    if f"{_EXPORTED}pod" in labels or pod == labels.get("Hostname", ""):
+    if f"{_EXPORTED}pod" in labels or pod in (labels.get("Hostname"), labels.get("hostname")):
         return True
     if _EXPORTER.search(pod) or _EXPORTER.search(container):
         return True
