@@ -40,7 +40,8 @@ class Doubt:
             need: np.array([need in m.needs for m in catalog.metrics])
             for need in {need for m in catalog.metrics for need in m.needs}
         }
-        self._error = np.array([m.role == "error" for m in catalog.metrics])
+        links = self._needs.get("nvlink", np.zeros(len(catalog.metrics), dtype=bool))
+        self._link_error = links & np.array([m.role == "error" for m in catalog.metrics])
         self._live = np.array([m.role in ("demand", "response") for m in catalog.metrics])
         self._models: list[str] = []
         self._unable = np.zeros((0, len(catalog.metrics)), dtype=bool)
@@ -67,12 +68,12 @@ class Doubt:
         self, gpu: Ints, column: Ints, value: Floats, at_s: Floats, interval_s: Floats
     ) -> Bools:
         """Samples [n] of a metric that their GPU cannot have. What is not zero was measured,
-        whatever the catalogue says; but an error count of what is not there is none."""
+        whatever the catalogue says; but errors of links that are not there are none."""
         unable = self.unable()[gpu, column]
         if "whole" in self._needs:
             cut = at_s - self._roster.gpus.cut_s[gpu] <= np.maximum(_CUT_S, 3.0 * interval_s)
             unable |= cut & self._needs["whole"][column]
-        not_its_own: Bools = unable & ((value == 0) | self._error[column])
+        not_its_own: Bools = unable & ((value == 0) | self._link_error[column])
         return not_its_own
 
     def idle_profiling(self, values: Floats) -> Bools:

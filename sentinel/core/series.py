@@ -16,7 +16,7 @@ import numpy as np
 
 from sentinel.core.catalog import Alias, Catalog, Source
 from sentinel.core.domain import Bools, Floats, Ints, Workload
-from sentinel.core.identity import GpuLabels, Identity, exporter_of, read_gpu
+from sentinel.core.identity import GpuLabels, Identity, read_gpu
 from sentinel.core.tables import Exporters, Gpus, Links, Series, Slots
 from sentinel.core.xid_edges import GAUGE, XidEdges
 
@@ -103,7 +103,8 @@ class Roster:
     def _read(self, labels: dict[str, str]) -> _Labels:
         node, rank = self._identity.node(labels)
         work = self._work(self._identity.workload(labels))
-        return _Labels(labels, node, rank, read_gpu(labels, node), exporter_of(labels, node), work)
+        exporter = self._identity.exporter(labels, node)
+        return _Labels(labels, node, rank, read_gpu(labels, node), exporter, work)
 
     def _series(self, alias: Alias, labels: _Labels) -> int:
         seen = labels.gpu
