@@ -58,6 +58,7 @@ generated: setup
 	$(BIN)/python -m sentinel.cli config example > deploy/sentinel.example.yaml
 	$(BIN)/python -c "import sentinel.config as c, sentinel.configfile as f; print(f.reference_page(c.Config), end='')" > docs/configuration.md
 	$(BIN)/python -c "import sentinel.web.metrics as m; print(m.reference_page(), end='')" > docs/metrics.md
+	$(BIN)/python -c "import sentinel.data as d, sentinel.data.page as p; print(p.metrics_page(d.load_catalog()), end='')" > docs/metrics-read.md
 	$(BIN)/python -m sentinel.exporter.metrics docs/exporter.md
 
 PIP_COMPILE ?= pip-compile

@@ -39,7 +39,7 @@ from sentinel.core.frame import Telemetry
 from sentinel.core.policy import Policy
 from sentinel.core.step import Inputs, housekeep, sent, step
 from sentinel.core.verdict import Bundle, Watch
-from sentinel.data import load_catalog, load_models
+from sentinel.data import load_models
 from sentinel.edges import bundle as bundles
 from sentinel.edges.prometheus import Prometheus
 
@@ -55,7 +55,7 @@ class _Replay:
             assume_spares=not (policy.spare_nodes or policy.spare_gpus),
         )
         self.bundle = bundle
-        self.watch = Watch(history.settings_of(config), load_catalog())
+        self.watch = Watch(history.settings_of(config), config.catalog())
         self.models = load_models()
         self.control = Control()
         self.outcomes: tuple[Outcome, ...] = ()
@@ -150,7 +150,7 @@ def backtest(
     else:
         bundle, _ = bundles.load_newest(history.bundle_dir(config), grid_s=settings.grid_s)
     replay = _Replay(config, bundle)
-    telemetry = Telemetry(load_catalog(), config.identity())
+    telemetry = Telemetry(config.catalog(), config.identity(), lacks=replay.models.lacks)
     step_s = config.tick.interval_s
     warm_s = history.warm_up_s(settings)
     ticks = history.ticks_between(start_s - warm_s, end_s, step_s)

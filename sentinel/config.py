@@ -15,7 +15,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr
 
@@ -38,6 +38,7 @@ from sentinel.configkeys import (
     JobsSection,
     LearnSection,
     LimitsSection,
+    List,
     LogSection,
     PrometheusSection,
     Section,
@@ -46,9 +47,12 @@ from sentinel.configkeys import (
     TickSection,
     key,
 )
+from sentinel.configmetrics import OWN_METRICS, MetricRow, contradictions
+from sentinel.core.catalog import Catalog
 from sentinel.core.domain import Mode, Severity
 from sentinel.core.identity import Identity
 from sentinel.core.policy import Limits, Policy, Times
+from sentinel.data import load_catalog
 from sentinel.edges.alertmanager import Target
 from sentinel.errors import ConfigError
 
@@ -73,6 +77,9 @@ class Config(Section):
     # `identity()` below is what the program asks for; in the file the section has that name
     naming: IdentitySection = _section(IdentitySection, "Whose GPUs these are.", alias="identity")
     jobs: JobsSection = _section(JobsSection, "What the GPUs work on.")
+    metrics: Annotated[tuple[MetricRow, ...], List] = key(
+        (), "Metrics, and names of metrics, of your own: see below in the reference."
+    )
     detection: DetectionSection = _section(DetectionSection, "What counts as going wrong.")
     limits: LimitsSection = _section(
         LimitsSection, "How much may be taken from the fleet; all of them hold at once."
@@ -84,6 +91,8 @@ class Config(Section):
     learn: LearnSection = _section(LearnSection, "Learning what is normal.")
     http: HttpSection = _section(HttpSection, "The daemon's own API, metrics and status.")
     log: LogSection = _section(LogSection, "The daemon's log.")
+
+    notes: ClassVar[dict[str, str]] = {"metrics": OWN_METRICS}  # below the tables of the keys
 
     _path: Path | None = PrivateAttr(default=None)
 
@@ -138,6 +147,8 @@ class Config(Section):
             yield problem("detection.grid_s", text, self.detection.grid_s)
         for name in sorted(set(self.spares.hosts) & {""}):
             yield problem("spares.hosts", "holds an empty name", name)
+        for path, text, value in contradictions(self.metrics):
+            yield document.problem(("metrics", *path), text, value)
 
     def _contradictory_access(self, problem: Callable[..., Problem]) -> Iterator[Problem]:
         section = self.prometheus
@@ -202,7 +213,12 @@ class Config(Section):
             node_rewrite=tuple((r.match, r.replace) for r in self.naming.node_rewrite),
             job_id_from=self.jobs.id_from,
             tenant_from=self.jobs.tenant_from,
+            replica_from=self.naming.replica_from,
         )
+
+    def catalog(self) -> Catalog:
+        """The metrics that are shipped, with the rows of this configuration merged in."""
+        return load_catalog([row.plain() for row in self.metrics])
 
     def grid_s(self) -> float:
         return _auto(self.detection.grid_s, 4 * self.tick.interval_s)

@@ -187,7 +187,8 @@ def _keys_at(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
 def _required_below(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
     inner: type[BaseModel] | None = model
     for name in path:
-        inner = section_of(_fields(inner)[str(name)]) if inner else None
+        if isinstance(name, str):
+            inner = section_of(_fields(inner)[name]) if inner else None
     if inner is not None:
         yield from (name for name, field in _fields(inner).items() if field.is_required())
 
@@ -345,5 +346,7 @@ def example_file(model: type[BaseModel]) -> str:
 
 
 def reference_page(model: type[BaseModel]) -> str:
-    """What docs/configuration.md holds."""
-    return _REFERENCE_HEADING + reference(model)
+    """What docs/configuration.md holds: the keys, and the model's own `notes` on some."""
+    notes: Mapping[str, str] = getattr(model, "notes", {})
+    more = "".join(f"\n## On {name}\n\n{text}" for name, text in notes.items())
+    return _REFERENCE_HEADING + reference(model) + more

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from sentinel.core.identity import JOB_FROM, NODE_FROM, REPLICA_FROM, TENANT_FROM
 from sentinel.core.policy import Limits, Policy
 
 TOKEN_ENV: Final = "SENTINEL_TOKEN"  # noqa: S105 - the variable's name, not its value
@@ -161,10 +162,10 @@ def _as_tuple(value: object) -> object:
     raise ValueError("must be a list: [first, second]")
 
 
-_List = BeforeValidator(_as_tuple)
-Strings = Annotated[tuple[str, ...], _List]
-Urls = Annotated[tuple[Url, ...], _List]
-LabelNames = Annotated[tuple[LabelName, ...], _List]
+List = BeforeValidator(_as_tuple)
+Strings = Annotated[tuple[str, ...], List]
+Urls = Annotated[tuple[Url, ...], List]
+LabelNames = Annotated[tuple[LabelName, ...], List]
 
 
 # ---- sections -----------------------------------------------------------------------
@@ -183,7 +184,7 @@ class PrometheusSection(Section):
     selector: Selector = key(
         "", "Extra matchers for every series, such as '{job=\"dcgm-exporter\"}'."
     )
-    split_by: Annotated[tuple[Selector, ...], _List] = key(
+    split_by: Annotated[tuple[Selector, ...], List] = key(
         (),
         "Selectors that are disjoint and together the fleet, each asked for on its own; for "
         "fleets beyond the server's limits: ['{dc=\"a\"}', '{dc!=\"a\"}'].",
@@ -254,25 +255,28 @@ class Rewrite(Section):
 class IdentitySection(Section):
     cluster: str = key("default", "Name of this cluster, as in its alerts.", min_length=1)
     node_from: LabelNames = key(
-        ("Hostname", "hostname", "instance"),
-        "Labels that name the node; the first that is present counts.",
+        NODE_FROM,
+        "Labels that name the node; the first that is present counts. localhost, the name of "
+        "the exporter's own pod and the address of the target count only without a better one.",
     )
-    node_rewrite: Annotated[tuple[Rewrite, ...], _List] = key(
+    node_rewrite: Annotated[tuple[Rewrite, ...], List] = key(
         (),
         "Rewrites, in order, that make the exporter's host name the scheduler's node name: "
         r'[{"match": "\\.example\\.net$", "replace": ""}].',
+    )
+    replica_from: LabelNames = key(
+        REPLICA_FROM,
+        "Labels that tell apart several Prometheus servers, or clusters, that scrape a target of "
+        "the same job and instance.",
     )
 
 
 class JobsSection(Section):
     source: Literal["labels"] = key("labels", "Where the work of a GPU is known from.")
     id_from: LabelNames = key(
-        ("hpc_job", "exported_pod", "pod"),
-        "Labels that name the work; the first that is present counts.",
+        JOB_FROM, "Labels that name the work; the first that is present counts."
     )
-    tenant_from: LabelNames = key(
-        ("exported_namespace", "namespace"), "Labels that name the tenant the work belongs to."
-    )
+    tenant_from: LabelNames = key(TENANT_FROM, "Labels that name the tenant the work belongs to.")
     settle_s: float = key(
         300.0, "Soft evidence is muted for so long after work changes.", "s", ge=0
     )

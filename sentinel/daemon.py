@@ -44,7 +44,7 @@ from sentinel.core.domain import (
 from sentinel.core.frame import Telemetry
 from sentinel.core.step import Inputs, housekeep, resume, step
 from sentinel.core.verdict import Bundle, Watch
-from sentinel.data import load_catalog, load_models
+from sentinel.data import load_models
 from sentinel.edges import bundle as bundles
 from sentinel.edges import logs, systemd
 from sentinel.edges.alertmanager import Alertmanagers
@@ -72,10 +72,10 @@ class Daemon:
         self.config = config
         self._clock = clock
         self._policy = config.policy()
-        self._catalog = load_catalog()
+        self._catalog = config.catalog()
         self._models = load_models()
         self._once = logs.Once(log)
-        self._telemetry = Telemetry(self._catalog, config.identity())
+        self._telemetry = Telemetry(self._catalog, config.identity(), lacks=self._models.lacks)
         self._watch = Watch(history.settings_of(config), self._catalog)
         self._prometheus = history.connect(config)
         self._store = Store.open(dir=config.state_dir())

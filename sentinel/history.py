@@ -22,7 +22,7 @@ from sentinel.core.features import CELLS, FEATURES, MEM_TEMP, TEMP, Window
 from sentinel.core.frame import Samples, Telemetry
 from sentinel.core.score import GPU_SPACE, Cohort, thermal_excess
 from sentinel.core.verdict import Bundle, Settings
-from sentinel.data import load_catalog
+from sentinel.data import load_models
 from sentinel.edges import bundle as bundles
 from sentinel.edges.connection import wants_gzip
 from sentinel.edges.prometheus import Prometheus
@@ -177,8 +177,8 @@ def _gather(
     progress: Progress,
     exclusions: Sequence[Exclusion],
 ) -> tuple[dict[str, _Rows], int]:
-    catalog = load_catalog()
-    telemetry = Telemetry(catalog, config.identity())
+    catalog = config.catalog()
+    telemetry = Telemetry(catalog, config.identity(), lacks=load_models().lacks)
     window, hard = Window(settings.grid_s), HardWatch()
     ticks = ticks_between(start_s, end_s, config.tick.interval_s)
     gathered: dict[str, _Rows] = {}
@@ -283,6 +283,7 @@ def connect(config: Config) -> Prometheus:
         timeout_s=section.timeout_s,
         max_bytes=section.max_bytes,
         concurrency=section.concurrency,
+        names=config.catalog().sources,
     )
 
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import typing
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sentinel import configfile
 from sentinel.config import Config
-from sentinel.configfile import ConfigProblems, keys
+from sentinel.configfile import ConfigProblems, Problem, keys
+from sentinel.configmetrics import AliasRow, MetricRow
+from sentinel.core.catalog import NEEDS, ROLES, Fold, MetricKind
 from sentinel.core.domain import Mode
+from sentinel.core.identity import Identity
 from sentinel.core.policy import Policy
+from sentinel.data import load_catalog
 from sentinel.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -104,6 +111,88 @@ http: {listen: "127.0.0.1:9477", external_url: "", token_file: "api.token"}
 def test_node_names_are_rewritten_by_the_rules_in_the_file() -> None:
     text = URL + r"identity: {node_rewrite: [{match: '\.example$', replace: ''}]}"
     assert parse(text).identity().node_rewrite == ((r"\.example$", ""),)
+
+
+def test_labels_are_read_as_identity_reads_them_unless_the_file_says_otherwise() -> None:
+    assert parse(URL).identity() == Identity()
+    told = parse(URL + "identity: {replica_from: [ruler], node_from: [host]}\n").identity()
+    assert (told.replica_from, told.node_from) == (("ruler",), ("host",))
+
+
+# ---- metrics of one's own -------------------------------------------------------------
+
+
+def test_the_catalogue_is_the_shipped_one_unless_the_file_adds_to_it() -> None:
+    shipped = load_catalog()
+    assert parse(URL).catalog().aliases == shipped.aliases
+    text = "metrics: [{name: power_w, aliases: [{names: [site_mw], scale: 0.001}]}]\n"
+    catalog = parse(URL + text).catalog()
+    assert catalog.resolve("site_mw", {}) == (catalog.column("power_w"), 0.001, 0.0)
+    assert catalog.metrics == shipped.metrics
+
+
+def test_the_example_of_the_reference_is_a_configuration() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    (example,) = re.findall(r"```yaml\n(metrics:.*?)```", page, re.DOTALL)
+    config = parse(URL + example)
+    catalog = config.catalog()
+    assert catalog.resolve("bmc_gpu_power_milliwatts", {}) == (catalog.column("power_w"), 0.001, 0)
+    assert catalog.metrics[catalog.column("temp_c")].valid_max == 140
+    assert catalog.names[-1] == "coolant_temp_c"
+    assert catalog.alias("syslog_gpu_xids_total", {}).code_label == "code"  # type: ignore[union-attr]
+    for row in MetricRow.model_fields:
+        assert f"`{row}`" in page, row
+    for row in AliasRow.model_fields:
+        assert f"`{row}`" in page, row
+
+
+def test_the_words_of_a_row_are_those_of_the_catalogue() -> None:
+    def words(name: str) -> set[str]:
+        (union, _) = typing.get_args(MetricRow.model_fields[name].annotation)
+        return set(typing.get_args(union))
+
+    assert words("role") == set(ROLES)
+    assert words("kind") == {str(kind) for kind in MetricKind}
+    assert words("fold") == {str(fold) for fold in Fold}
+
+
+ROW = st.fixed_dictionaries(
+    {"name": st.sampled_from(["power_w", "xid", "temp_c", "mine"])},
+    optional={
+        "unit": st.sampled_from(["W", "mW"]),
+        "role": st.sampled_from(ROLES),
+        "kind": st.sampled_from([str(kind) for kind in MetricKind]),
+        "valid": st.lists(st.integers(-5, 5), min_size=1, max_size=3),
+        "fold": st.sampled_from([str(fold) for fold in Fold]),
+        "needs": st.lists(st.sampled_from([*NEEDS, "luck"]), max_size=2),
+        "aliases": st.lists(
+            st.fixed_dictionaries(
+                {"names": st.lists(st.sampled_from(["a", "DCGM_FI_DEV_GPU_TEMP", "b-"]))},
+                optional={
+                    "exporter": st.sampled_from(["dcgm", "mine", ""]),
+                    "where": st.dictionaries(st.sampled_from(["x", "y-"]), st.just("*")),
+                    "scale": st.sampled_from([0, 0.5, "1"]),
+                    "flag": st.booleans(),
+                    "code_label": st.sampled_from(["xid", "1"]),
+                    "window_s": st.sampled_from([300, 0]),
+                },
+            ),
+            max_size=3,
+        ),
+    },
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(ROW, max_size=3))
+def test_rows_are_refused_with_a_line_or_make_a_catalogue(rows: list[object]) -> None:
+    text = URL + yaml.safe_dump({"metrics": rows})
+    problems: tuple[Problem, ...] = ()
+    try:
+        parse(text).catalog()
+    except ConfigProblems as told:
+        problems = told.problems
+    assert all(p.line > 1 and p.key.startswith("metrics") for p in problems)
 
 
 def test_a_section_whose_keys_are_all_commented_out_is_its_defaults() -> None:

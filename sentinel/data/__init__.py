@@ -61,17 +61,21 @@ def merged(plain: Mapping[str, Any], extra: Iterable[Mapping[str, Any]]) -> dict
     }
 
 
-def incomplete(row: Mapping[str, Any]) -> str:
-    """What a row of a site's own lacks or may not say, against the shipped metrics; "" if
+def shipped() -> dict[str, Mapping[str, Any]]:
+    """The rows of metrics.yaml by their name."""
+    return {row["name"]: row for row in _read("metrics.yaml")["metrics"]}
+
+
+def incomplete(row: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> str:
+    """What a row of a site's own lacks, or may not say of a metric that is `known`; "" for
     nothing."""
-    shipped = {m["name"]: m for m in _read("metrics.yaml")["metrics"]}
-    known = shipped.get(row["name"])
-    if known is None:
+    metric = known.get(row["name"])
+    if metric is None:
         missing = [key for key in _WHOLE if not row.get(key)]
-        return f"is a new metric and needs {', '.join(missing)}" if missing else ""
-    unit = known.get("unit", "")
+        return f"is a new metric, and needs {', '.join(missing)}" if missing else ""
+    unit = metric.get("unit", "")
     if row.get("unit", unit) != unit:
-        return f"is in {unit or 'no unit'} here: keep that, and give its aliases a scale"
+        return f"is in {unit or 'no unit'} here: leave that, and give its aliases a scale"
     return ""
 
 

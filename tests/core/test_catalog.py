@@ -2,13 +2,16 @@
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 
 from sentinel.core.catalog import NEEDS, ROLES, Catalog, Source
 from sentinel.core.domain import Severity
 from sentinel.data import load_catalog, merged
+from sentinel.data.page import metrics_page
 
+ROOT = Path(__file__).parents[2]
 CATALOG = load_catalog()
 
 
@@ -345,3 +348,13 @@ def test_merging_changes_nothing_that_was_given():
     assert rows == [{"name": "temp_c", "aliases": [{"names": ["t"]}]}]
     assert made["metrics"][0]["aliases"] == [{"exporter": "own", "names": ["t"]}]
     assert merged(plain, ())["metrics"] == plain["metrics"]
+
+
+def test_the_page_of_the_metrics_is_up_to_date_and_has_all_of_them():
+    page = (ROOT / "docs" / "metrics-read.md").read_text()
+    assert page == metrics_page(CATALOG), "run `make generated` and commit"
+    for metric in CATALOG.metrics:
+        assert f"\n### {metric.name}\n" in page
+        assert metric.adds in page
+    for name in CATALOG.sources:
+        assert name == "up" or f"`{name}" in page, name
