@@ -78,7 +78,9 @@ _NO_UUID: Final = re.compile(r"\W*(0|n/?a|none|null|unknown( error)?|not support
 _DEVICE: Final = re.compile(r"(?:/dev/)?(?:nvidia|gpu)?(\d+)")
 _EXPORTER: Final = re.compile(r"exporter|telegraf|gpud|node-agent", re.IGNORECASE)
 _EXPORTER_POD: Final = re.compile(r"(?=.*(?:exporter|telegraf|gpud)).*-[a-z0-9]{5}")
-_NO_HOST: Final = frozenset({"", "localhost", "localhost.localdomain"})
+_NO_HOST: Final = re.compile(
+    r"(localhost(\.localdomain)?|127(\.\d+){3}|\[?::1\]?|0\.0\.0\.0)(:\d+)?"
+)
 _NO_WORK: Final = frozenset({"", "0", "none", "None", "N/A"})
 _EXPORTED: Final = "exported_"
 
@@ -240,7 +242,7 @@ def _index(labels: Mapping[str, str], names: tuple[str, ...]) -> int | None:
 
 def _weakness(name: str, labels: Mapping[str, str], is_resort: bool) -> int:
     """How little a node's name tells: 0 a name, 1 a pod or an address, 2 what all are called."""
-    if name in _NO_HOST:
+    if _NO_HOST.fullmatch(name):
         return 2
     return int(is_resort or name == labels.get("pod") or bool(_EXPORTER_POD.fullmatch(name)))
 

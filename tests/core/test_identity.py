@@ -99,6 +99,9 @@ def test_who_a_gpu_is(labels, id, index, model, entity):
         ({"Hostname": "localhost", "instance": "10.0.0.7:9400"}, "10.0.0.7:9400"),
         ({"Hostname": "localhost", "node": "gpu-7", "instance": "10.0.0.7:9400"}, "gpu-7"),
         ({"Hostname": "localhost"}, "localhost"),
+        ({"Hostname": "localhost", "instance": "localhost:9400", "node": "gpu-7"}, "gpu-7"),
+        ({"exported_instance": "127.0.0.1:9400", "instance": "gpu-7:9400"}, "gpu-7:9400"),
+        ({"instance": "[::1]:9400"}, "[::1]:9400"),
         # the exporter's pod for a host: better than an address, worse than the node's name
         ({"Hostname": "dcgm-exporter-x7k2p", "instance": "10.0.0.7:9400"}, "dcgm-exporter-x7k2p"),
         ({"Hostname": "dcgm-exporter-x7k2p", "node": "gpu-7"}, "gpu-7"),
