@@ -6,23 +6,18 @@ beside the project; nothing of it is kept here.
 
 import re
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import numpy as np
 import pytest
 
 from sentinel.core.domain import Presence, Workload
 from sentinel.core.frame import Identity, Telemetry
-from sentinel.data import load_catalog, load_models
 from sentinel.edges.answers import Answers
-from sentinel.edges.prometheus import Prometheus
-from sentinel.lab import servers
 from tests.integration.recordings import need_data
+from tests.integration.scraping import CATALOG, LACKS, assert_values, frames_of, row_of, target
 
 pytestmark = pytest.mark.integration
 
-CATALOG, LACKS = load_catalog(), load_models().lacks
 A100, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"
 NO = None  # the GPU has no such value, or a blank in its place
 
@@ -174,63 +169,12 @@ WORK = {
 }
 
 
-def target(beginning):
-    return f"{beginning.strip('_').replace('_', '-')}.test:9400"
-
-
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory):
-    """One real Prometheus that scrapes every file as a target of its own; a frame of each."""
     folder = need_data("scrapes")
     texts = {row[0]: next(folder.glob(f"{row[0]}*.prom")).read_bytes() for row in SCRAPES}
     assert len(texts) == len(list(folder.glob("*.prom")))
-
-    class Exporter(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(texts[self.path.rpartition("/")[2]])
-
-        def log_message(self, *args):
-            pass
-
-    exporter = ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
-    exporter.daemon_threads = True
-    Thread(target=exporter.serve_forever, args=(0.05,), daemon=True).start()
-    address = f"127.0.0.1:{exporter.server_address[1]}"
-    targets = [
-        {
-            "targets": [address],
-            "labels": {"__metrics_path__": f"/of/{beginning}", "instance": target(beginning)},
-        }
-        for beginning in texts
-    ]
-    configs = [{"job_name": "exporters", "static_configs": targets}]
-    with servers.prometheus(tmp_path_factory.mktemp("prometheus"), configs) as server:
-        wait_until_scraped_twice(server.url, len(texts))
-        read = {beginning: read_target(server.url, beginning) for beginning in texts}
-    exporter.shutdown()
-    exporter.server_close()
-    return read
-
-
-def wait_until_scraped_twice(url, targets):
-    for _ in range(60):
-        samples = Prometheus(url, names=("up",)).pull(time.time(), window_s=60, deadline_s=10)
-        if (np.bincount(samples.series, minlength=targets) >= 2).sum() >= targets:
-            assert set(samples.values) == {1.0}
-            return
-        time.sleep(0.5)
-    pytest.fail("Prometheus did not scrape every target twice within 30 s")
-
-
-def read_target(url, beginning):
-    prometheus = Prometheus(url, selector=f'instance="{target(beginning)}"')
-    telemetry = Telemetry(CATALOG, Identity(), lacks=LACKS)
-    now = time.time()
-    telemetry.add(prometheus.pull(now, window_s=60, deadline_s=10))
-    return telemetry.frame(now)
+    return frames_of(texts, tmp_path_factory.mktemp("prometheus"))
 
 
 @pytest.mark.parametrize(
@@ -244,14 +188,9 @@ def test_a_real_scrape_reads_right(frames, beginning, count, index, node, model,
     assert frame.xids == ()  # a code that stands when we come is history
     if not count:
         return
-    (row,) = (i for i, gpu in enumerate(frame.gpus) if gpu.index == index)
+    row = row_of(frame, index)
     assert frame.gpus[row].model == model
-    read = {name: frame.values[row, frame.metrics.index(name)] for name in values}
-    for name, expected in values.items():
-        if expected is NO:
-            assert np.isnan(read[name]), name
-        else:
-            assert read[name] == pytest.approx(expected), name
+    assert_values(frame, row, values)
 
 
 @pytest.mark.parametrize("beginning", sorted({row[0] for row in SCRAPES}), ids=lambda b: b[:60])
@@ -270,8 +209,7 @@ def test_every_series_of_a_real_scrape_is_read_or_left_out_on_purpose(beginning)
 def test_the_work_of_a_real_scrape(frames, where, work):
     beginning, index = where
     frame = frames[beginning]
-    (row,) = (i for i, gpu in enumerate(frame.gpus) if gpu.index == index)
-    assert frame.workloads[row] == work
+    assert frame.workloads[row_of(frame, index)] == work
 
 
 @pytest.mark.parametrize(
