@@ -240,6 +240,7 @@ def test_a_judgement_of_another_frame_is_refused(scene):
         ("NVIDIA GeForce RTX 3090 Ti", None, "profiling memory_temp row_remap"),
         ("NVIDIA GeForce RTX 4080 SUPER", None, "nvlink profiling memory_temp row_remap"),
         ("NVIDIA RTX 4000 SFF Ada Generation", None, "nvlink"),
+        ("NVIDIA GB10", None, "nvlink profiling row_remap"),
         ("a model of tomorrow", None, ""),
         ("", None, ""),
     ],
