@@ -46,8 +46,9 @@ def _served(texts):
         exporter.server_close()
 
 
-def frames_of(texts, folder, labels=None):
-    """{name: frame} of every text {name: bytes}, each a target of its own.
+@contextmanager
+def scraped(texts, folder, labels=None):
+    """URL of a Prometheus that scrapes every text {name: bytes}, each a target of its own.
 
     `labels` are more labels of a target {name: [labels, ...]}: one target for each of them.
     """
@@ -63,7 +64,13 @@ def frames_of(texts, folder, labels=None):
         configs = [{"job_name": "exporters", "static_configs": targets}]
         with servers.prometheus(folder, configs) as server:
             _wait_until_scraped_twice(server.url, len(targets))
-            return {name: _read(server.url, name) for name in texts}
+            yield server.url
+
+
+def frames_of(texts, folder, labels=None):
+    """{name: frame} of every text, as `scraped` takes them."""
+    with scraped(texts, folder, labels) as url:
+        return {name: _read(url, name) for name in texts}
 
 
 def _wait_until_scraped_twice(url, targets):
