@@ -126,12 +126,10 @@ class Library:
         self._opened += 1
 
     def _close(self) -> None:
-        for _ in range(self._opened):
-            try:
+        with contextlib.suppress(pynvml.NVMLError):
+            while self._opened:  # the library counts too, and ends with the last
                 pynvml.nvmlShutdown()
-            except pynvml.NVMLError:
-                break
-        self._opened = 0
+                self._opened -= 1
 
     def count(self) -> int:
         return int(pynvml.nvmlDeviceGetCount())

@@ -146,10 +146,11 @@ class Collector:
         with self._lock:
             first = self._counted is not gathering
             self._counted = gathering
-            gpus = self._states(results, self._reason(results))
-            self._ledger.note(gpus, results, count=first)
+            reason = self._reason(results)
+            gpus = self._states(results, reason)
+            self._ledger.note(gpus, results, count=first, tell=not reason)
             scrape = Scrape(
-                self._reason(results),
+                reason,
                 self._surveyed.count if _LIBRARY in results else None,
                 self._surveyed.versions,
                 tuple(replace(g, errors=self._ledger.errors(g)) for g in gpus),
@@ -212,7 +213,9 @@ class Collector:
     def _reason(self, results: Mapping[Hashable, Any]) -> str:
         if _LIBRARY in results:
             return str(results[_LIBRARY].reason)
-        return "starting" if self._is_opening() else TIMEOUT
+        if self._is_opening():
+            return "reopening" if self._session else "starting"
+        return TIMEOUT
 
     def _states(self, results: Mapping[Hashable, Any], library_reason: str) -> list[GpuState]:
         """Every GPU that is listed, then those that once were: of a GPU one state."""
@@ -363,21 +366,32 @@ class _Ledger:
             self._told.clear(_LIBRARY, f"NVML answers: {count} GPUs")
 
     def note(
-        self, gpus: Iterable[GpuState], results: Mapping[Hashable, Any], *, count: bool
+        self,
+        gpus: Iterable[GpuState],
+        results: Mapping[Hashable, Any],
+        *,
+        count: bool,
+        tell: bool,
     ) -> None:
+        """`count`: not if this reading was counted. `tell`: not if the library is to blame."""
         for gpu in gpus:
-            key, name = _key(gpu), f"GPU {gpu.index} ({gpu.id.uuid if gpu.id else 'unknown'})"
-            if gpu.reason:
-                at = f" in {gpu.at}" if gpu.at else ""
-                self._told.error(key, f"{name} does not answer: {gpu.reason}{at}")
-            else:
-                self._told.clear(key, f"{name} answers again")
-                self._note_lacks(key, name, gpu.unsupported)
+            key = _key(gpu)
+            if tell:
+                self._tell(key, gpu)
             if count:
                 counter = self._errors.setdefault(key, Counter())
                 reading = results.get(gpu.index)
                 counter.update(reading.failed.values() if reading else ())
                 counter.update([gpu.reason] if gpu.reason else ())
+
+    def _tell(self, key: str, gpu: GpuState) -> None:
+        name = f"GPU {gpu.index} ({gpu.id.uuid if gpu.id else 'unknown'})"
+        if gpu.reason:
+            at = f" in {gpu.at}" if gpu.at else ""
+            self._told.error(key, f"{name} does not answer: {gpu.reason}{at}")
+        else:
+            self._told.clear(key, f"{name} answers again")
+            self._note_lacks(key, name, gpu.unsupported)
 
     def _note_lacks(self, key: str, name: str, unsupported: Mapping[str, str]) -> None:
         lacks = frozenset(unsupported)

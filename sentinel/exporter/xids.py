@@ -15,7 +15,7 @@ from typing import Final
 
 from sentinel.edges.nvml import UNSUPPORTED, Handle, XidEvents, reason_of
 
-_WAIT_MS: Final = 1000
+_WAIT_MS: Final = 500
 _AGAIN_S: Final = 10.0
 _LAST_CODE: Final = 65_535  # anything above is no Xid
 _log = logging.getLogger(__name__)
