@@ -78,7 +78,7 @@ class Config(Section):
     naming: IdentitySection = _section(IdentitySection, "Whose GPUs these are.", alias="identity")
     jobs: JobsSection = _section(JobsSection, "What the GPUs work on.")
     metrics: Annotated[tuple[MetricRow, ...], List] = key(
-        (), "Metrics, and names of metrics, of your own: see below in the reference."
+        (), "Metrics, and names of metrics, of your own; docs/configuration.md has an example."
     )
     detection: DetectionSection = _section(DetectionSection, "What counts as going wrong.")
     limits: LimitsSection = _section(
