@@ -20,6 +20,7 @@ from sentinel.edges.logs import Once
 from sentinel.edges.nvml import (
     LIBRARY_WIDE,
     GpuId,
+    Handle,
     Library,
     advice,
     library_was_replaced,
@@ -82,14 +83,10 @@ class _Survey:
 class _Seat:
     """A place in NVML's list: its thread, its reader, and which GPU it last held."""
 
-    def __init__(self, index: int, xids: XidLog, *, per_process: bool) -> None:
+    def __init__(self, index: int, *, per_process: bool) -> None:
         self.reader = GpuReader(index, per_process=per_process)
         self.worker: Worker[Reading] = Worker(f"gpu-{index}")
-        self.watch = XidWatch(index, xids)
         self.id: GpuId | None = None
-
-    def is_quiet(self) -> bool:
-        return self.worker.busy_s() is None and not self.watch.is_inside()
 
 
 class Collector:
@@ -116,6 +113,7 @@ class Collector:
         self._known: dict[str, GpuId] = {}
         self._ledger = _Ledger()
         self._xids = XidLog()
+        self._watches: dict[str, XidWatch] = {}  # by GPU: places change hands
         self._current: Gathering | None = None
         self._counted: Gathering | None = None
         self._reopen_pause_s, self._reopen_at_s = _REOPEN_S[0], 0.0
@@ -148,7 +146,8 @@ class Collector:
             self._counted = gathering
             reason = self._reason(results)
             gpus = self._states(results, reason)
-            self._ledger.note(gpus, results, count=first, tell=not reason)
+            if not reason:  # else it is not the GPUs that are to blame
+                self._ledger.note(gpus, results, count=first)
             scrape = Scrape(
                 reason,
                 self._surveyed.count if _LIBRARY in results else None,
@@ -189,7 +188,7 @@ class Collector:
     def _ask_gpu(self, index: int, gathering: Gathering) -> None:
         seat = self._seats.get(index)
         if seat is None:
-            seat = _Seat(index, self._xids, per_process=self._per_process)
+            seat = _Seat(index, per_process=self._per_process)
             self._seats[index] = seat
         gathering.expect(index)
         asked = seat.worker.start(
@@ -205,8 +204,14 @@ class Collector:
                 seat.id = reading.id
                 self._known[reading.id.key] = reading.id
                 if self._watch_xids and self._open and not reading.reason:
-                    seat.watch.follow(reading.handle, reading.id.key, self._session)
+                    self._watch(reading.id.key, reading.handle)
             gathering.deliver(seat.reader.index, reading)
+
+    def _watch(self, key: str, handle: Handle) -> None:
+        watch = self._watches.get(key)
+        if watch is None:
+            watch = self._watches[key] = XidWatch(key, self._xids)
+        watch.follow(handle, self._session)
 
     # ---- what came of it ----------------------------------------------------------------
 
@@ -301,12 +306,14 @@ class Collector:
         """Ends the old session first, but only while nobody is inside a call."""
         with self._lock:  # from here on nothing new is asked
             self._open = False
-            seats = list(self._seats.values())
-            for seat in seats:
-                seat.watch.pause()
-        until_s = time.monotonic() + _QUIET_WITHIN_S
-        while not (quiet := all(s.is_quiet() for s in seats)) and time.monotonic() < until_s:
+            seats, watches = list(self._seats.values()), list(self._watches.values())
+            for watch in watches:
+                watch.pause()
+        until_s, quiet = time.monotonic() + _QUIET_WITHIN_S, False
+        while not quiet and time.monotonic() < until_s:
             time.sleep(0.01)
+            busy = any(seat.worker.busy_s() is not None for seat in seats)
+            quiet = not busy and not any(watch.is_inside() for watch in watches)
         for seat in seats:
             if seat.worker.busy_s() is None:
                 seat.reader.library_closes(quiet=quiet)
@@ -366,18 +373,12 @@ class _Ledger:
             self._told.clear(_LIBRARY, f"NVML answers: {count} GPUs")
 
     def note(
-        self,
-        gpus: Iterable[GpuState],
-        results: Mapping[Hashable, Any],
-        *,
-        count: bool,
-        tell: bool,
+        self, gpus: Iterable[GpuState], results: Mapping[Hashable, Any], *, count: bool
     ) -> None:
-        """`count`: not if this reading was counted. `tell`: not if the library is to blame."""
+        """`count`: these results have not been counted yet."""
         for gpu in gpus:
             key = _key(gpu)
-            if tell:
-                self._tell(key, gpu)
+            self._tell(key, gpu)
             if count:
                 counter = self._errors.setdefault(key, Counter())
                 reading = results.get(gpu.index)

@@ -59,30 +59,28 @@ class XidLog:
 @dataclass(frozen=True, slots=True)
 class _Target:
     handle: Handle
-    key: str
     session: int
 
 
 class XidWatch:
-    """Waits for the Xids of the GPU at one place. `follow` and `pause` are for any thread."""
+    """Waits for the Xids of one GPU. `follow` and `pause` are for any thread."""
 
-    def __init__(self, index: int, log: XidLog) -> None:
-        self._index, self._log = index, log
+    def __init__(self, key: str, log: XidLog) -> None:
+        self._key, self._log = key, log
         self._changed = threading.Condition()
         self._target: _Target | None = None
         self._thread: threading.Thread | None = None
         self._inside = False
 
-    def follow(self, handle: Handle, key: str, session: int) -> None:
-        """Watches this GPU from now on; `session` grows when handles are no longer good."""
+    def follow(self, handle: Handle, session: int) -> None:
+        """Waits from now on; `session` grows when handles are no longer good."""
         with self._changed:
-            now = self._target
-            if now is not None and (now.key, now.session) == (key, session):
+            if self._target is not None and self._target.session == session:
                 return
-            self._target = _Target(handle, key, session)
+            self._target = _Target(handle, session)
             self._changed.notify_all()
             if self._thread is None:
-                name = f"xid-{self._index}"
+                name = f"xids of {self._key}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()
                 self._thread = thread
@@ -115,19 +113,19 @@ class XidWatch:
     def _watch(self, target: _Target) -> None:
         events = XidEvents(target.handle)
         try:
-            self._log.watched(target.key)
+            self._log.watched(self._key)
             while self._target is target:
                 code = events.wait(_WAIT_MS)
                 if code is not None and 0 < code <= _LAST_CODE:
-                    self._log.note(target.key, code, time.time())
-                    _log.warning("Xid %d on GPU %d (%s)", code, self._index, target.key)
+                    self._log.note(self._key, code, time.time())
+                    _log.warning("Xid %d on %s", code, self._key)
         finally:
             events.close()
 
     def _put_off(self, target: _Target, reason: str) -> None:
         """With the lock held: waits before the next try, or for another GPU or session."""
         if reason in UNSUPPORTED:
-            _log.info("GPU %d (%s) tells no Xids: %s", self._index, target.key, reason)
+            _log.info("%s tells no Xids: %s", self._key, reason)
             self._changed.wait_for(lambda: self._target is not target)
         else:
             self._changed.wait_for(lambda: self._target is not target, _AGAIN_S)

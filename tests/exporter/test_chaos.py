@@ -13,7 +13,7 @@ from tests.exporter.rig import Rig, Scrape
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ALL = range(8)
-LASTS_S = 10.0
+LASTS_S = 6.0
 PROMISED_S = 2.0
 OF_A_GPU = (
     "*",

@@ -69,15 +69,19 @@ def test_a_field_that_fails_leaves_the_others_alone(rig: Rig) -> None:
 
 
 def test_a_removed_gpu_is_told_as_gone_whatever_takes_its_place(rig: Rig) -> None:
-    rig.start().settled()
+    rig.start()
+    rig.scrape_until(lambda s: len(s.all("last_xid")) == 8)
     rig.control("order 0 1 2 4 5 6 7")
     scrape = rig.scrape_until(lambda s: s.one("gpus") == 7 and s.with_values() == ALL - {3})
     assert scrape.up() == {gpu: gpu != 3 for gpu in ALL}
     assert scrape.reasons() == {3: "gone"}
     assert scrape.all("gpu_up", UUID=uuid(4))[0][0]["gpu"] == "3"
     assert scrape.gpu(4, "temperature_celsius") == 44
+    rig.control("order 0 1 2 4 5 6 7", "event 1 7 31")
+    assert rig.scrape_until(lambda s: bool(s.all("xid_errors_total"))).with_values() == ALL - {3}
     rig.control()
     scrape = rig.settled()
+    assert scrape.gpu(7, "xid_errors_total", xid="31") == 1, "told once, though it moved"
     assert scrape.with_values() == ALL
     assert scrape.all("gpu_up", UUID=uuid(4))[0][0]["gpu"] == "4"
 

@@ -285,7 +285,7 @@ def test_xids_are_counted_as_they_come(rig: Rig) -> None:
     assert scrape.gpu(6, "xid_errors_total", xid="48") == 1
     assert scrape.gpu(4, "last_xid") == 13
     assert scrape.gpu(4, "last_xid_timestamp_seconds") > 1.7e9
-    assert "Xid 79 on GPU 4" in rig.log()
+    assert f"Xid 79 on {uuid(4)}" in rig.log()
 
 
 def test_a_gpu_that_tells_no_xids_shows_none(rig: Rig) -> None:
@@ -293,4 +293,4 @@ def test_a_gpu_that_tells_no_xids_shows_none(rig: Rig) -> None:
     rig.start()
     scrape = rig.scrape_until(lambda s: len(s.all("last_xid")) == 7)
     assert scrape.all("last_xid", UUID=uuid(4)) == []
-    assert "GPU 4 (GPU-000000a4-0000-4000-8000-000000000000) tells no Xids" in rig.log()
+    assert f"{uuid(4)} tells no Xids" in rig.log()
