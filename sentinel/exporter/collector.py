@@ -138,7 +138,7 @@ class Collector:
         until_s = start_s + min(self._deadline_s, deadline_s or self._deadline_s)
         with self._lock:
             gathering = self._current
-            if gathering is None or gathering.is_over():
+            if gathering is None or gathering.is_over() or gathering.is_complete():
                 gathering = self._current = self._begin(start_s + self._deadline_s)
         results = gathering.wait(until_s)
         with self._lock:

@@ -110,6 +110,11 @@ class Gathering:
         """Whether nobody waits any more."""
         return self._closed or time.monotonic() >= self._until_s
 
+    def is_complete(self) -> bool:
+        """Whether nothing is awaited any more: whoever asks now is to be told what is now."""
+        with self._changed:
+            return not self._awaited
+
     def wait(self, until_s: float) -> dict[Hashable, Any]:
         """What has come when all has, or at the earlier of both deadlines."""
         with self._changed:

@@ -173,6 +173,14 @@ def test_a_driver_that_is_not_there_yet_is_waited_for(rig: Rig, code: int, reaso
     assert (scrape.one("up"), scrape.with_values()) == (1, ALL)
 
 
+def test_the_first_scrape_tells_what_is_and_not_what_was_at_the_start(rig: Rig) -> None:
+    rig.control("* nvmlInitWithFlags return 9")
+    rig.start()
+    rig.until(lambda: "driver_not_loaded" in rig.log())
+    rig.control()
+    assert rig.scrape().with_values() == ALL
+
+
 def test_a_driver_that_was_unloaded_leaves_gpus_known_and_down(rig: Rig) -> None:
     rig.start().settled()
     rig.control("* * return 9")
