@@ -8,6 +8,7 @@ say of a GPU's health or presence is decided in `core/frame.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +21,8 @@ from sentinel.core.identity import GpuLabels, Identity, read_gpu
 from sentinel.core.tables import Exporters, Gpus, Links, Series, Slots
 from sentinel.core.xid_edges import GAUGE, XidEdges
 
-_SLICE: Final = ("GPU_I_ID", "gpu_instance_id", "gpu_instance", "mig_uuid")
+_SLICE: Final = ("GPU_I_ID", "gpu_instance_id", "gpu_instance", "compute_index", "mig_uuid")
+_WINDOW: Final = "window_size_in_ms"  # of a count of Xids that slides
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,10 @@ class Roster:
         else:
             return -1
         source = (gpu, labels.gpu.entity, labels.exporter, int(alias.source), told)
-        return self.xids.slot(source, gpu, code, alias.window_s)
+        window_ms = labels.plain.get(_WINDOW, "")
+        slides = alias.window_s < math.inf and window_ms.isdecimal()
+        window_s = int(window_ms) / 1000 if slides else alias.window_s
+        return self.xids.slot(source, gpu, code, window_s)
 
     def _gpu(self, seen: GpuLabels, target: int) -> int:
         place = (target, -1 if seen.index is None else seen.index)

@@ -609,6 +609,13 @@ def test_counts_tell_of_repeats_that_a_gauge_hides():
     assert [(code, at) for _, code, at in told] == [(31, 1), (31, 9)]
 
 
+@pytest.mark.parametrize(("window_ms", "told_again"), [("60000", True), ("300000", False)])
+def test_a_count_that_slid_out_of_its_own_window_begins_anew(window_ms, told_again):
+    n = labelled(COUNT, xid="48", window_size_in_ms=window_ms)
+    told = codes({}, {n: 1}, *[{}] * 6, {n: 1})  # 105 s apart
+    assert len(told) == (2 if told_again else 1)
+
+
 def test_a_count_alone_tells_every_growth_and_no_shrinking():
     n = labelled(COUNT, xid="48")
     told = codes({}, {n: 1}, {n: 1}, {n: 3}, {n: 2}, {n: 1}, {n: 2})

@@ -216,7 +216,6 @@ def test_pods_that_share_a_gpu_are_each_its_work(frames):
     assert frames["dcgm_mig"].workloads[0].id in {"notebook-a-0", "notebook-b-0"}
 
 
-@pytest.mark.xfail(strict=True, reason="`compute_index` is not yet taken for a slice's label")
 def test_a_gpu_that_telegraf_shows_in_slices_has_no_utilisation_of_its_own(frames):
     frame = frames["telegraf"]
     assert_values(frame, row_of(frame, 1), {"gpu_util_ratio": NO, "mem_copy_util_ratio": NO})
