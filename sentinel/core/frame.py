@@ -339,10 +339,18 @@ class Telemetry:
         order = np.lexsort((np.arange(links.rows), -links.rank, recent, links.gpu))
         home = np.zeros(len(last_s), dtype=np.int64)
         home[links.gpu[order]] = order
+        told = order[links.index[order] >= 0]
+        index = np.full(len(last_s), -1, dtype=np.int64)
+        index[links.gpu[told]] = links.index[told]
         if roster.renamed or not np.array_equal(home, self._home):
             roster.renamed, self._home = False, home
             self._gpus = tuple(
-                Gpu(uuid, roster.nodes[links.node[home[row]]], roster.index[row], roster.model[row])
+                Gpu(
+                    uuid,
+                    roster.nodes[links.node[home[row]]],
+                    int(index[row]) if index[row] >= 0 else None,
+                    roster.model[row],
+                )
                 for row, uuid in enumerate(roster.uuids)
             )
         # one scrape without the labels of work is a gap in the labels, not an end of the work

@@ -65,7 +65,8 @@ class Attendance:
 
         It vanished if the exporter that showed it last goes on with its siblings, or if those
         siblings have moved together to a new exporter; never on an answer in part. Where that
-        exporter has itself only just come back, the GPU may still be on its way.
+        exporter has itself only just come back, the GPU may still be on its way. Where another
+        has come to its place since, it was taken out.
         """
         links, exporters = self._roster.links, self._roster.exporters
         interval_s = self.intervals_s()
@@ -84,15 +85,50 @@ class Attendance:
         last[links.gpu[order]] = order  # the last of each GPU is its newest link
         home = on[last]
         heir = self._roster.heirs(heard, ~alive, interval_s)
-        home = np.where(~alive[home] & (heir[home] >= 0), heir[home], home)
-        has_sibling = np.bincount(on[heard], minlength=len(alive)) > 0
+        moved = ~alive[home] & (heir[home] >= 0)
+        home = np.where(moved, heir[home], home)
         coming = np.zeros(gpus, dtype=bool)
         for since_s in (exporters.first_s, exporters.resumed_s):
             with np.errstate(invalid="ignore"):  # one that was never heard is not coming back
                 lately = exporters.at_s - since_s < self._return_s()
             coming |= lately[home] & (links.at_s[last] < since_s[home])
-        out[~present & alive[home] & has_sibling[home] & ~coming] = Presence.VANISHED
+        gone = ~present & alive[home] & ~coming & self._left_siblings(heard, last, home, moved)
+        for row in np.flatnonzero(gone):
+            if not self._was_replaced(int(row), int(last[row]), int(home[row])):
+                out[row] = Presence.VANISHED
         return out
+
+    def _left_siblings(self, heard: Bools, last: Ints, home: Ints, moved: Bools) -> Bools:
+        """Whether `home` goes on with GPUs [gpus] of the same node that it showed, or where
+        they moved there that were known, before the GPU left it.
+
+        Others are no siblings: one exporter may speak for several nodes, and an address may
+        come to another node, or to a virtual machine with other GPUs.
+        """
+        links, first_s = self._roster.links, self._roster.gpus.first_s
+        nodes, at = len(self._roster.nodes), np.flatnonzero(heard)
+        if not len(at):
+            return np.zeros(len(home), dtype=bool)
+        base = links.exporter[at] * nodes
+        # a node whose name has changed since the GPU left is still its node
+        groups, group = np.unique(
+            np.append(base + links.node[at], base + links.was[at]), return_inverse=True
+        )
+        since_s, known_s = np.full(len(groups), np.inf), np.full(len(groups), np.inf)
+        np.minimum.at(since_s, group, np.tile(links.first_s[at], 2))
+        np.minimum.at(known_s, group, np.tile(first_s[links.gpu[at]], 2))
+        own = home * nodes + links.node[last]
+        found = np.minimum(np.searchsorted(groups, own), len(groups) - 1)
+        there_s = np.where(moved, known_s[found], since_s[found])
+        left: Bools = (groups[found] == own) & (there_s <= links.at_s[last])
+        return left
+
+    def _was_replaced(self, row: int, link: int, home: int) -> bool:
+        """Whether a GPU that nobody had seen before has come to the place of one that is gone."""
+        links = self._roster.links
+        other = self._roster.successor(home, int(links.index[link]))
+        came_s = self._roster.gpus.first_s[other] if other >= 0 else -np.inf
+        return other != row and bool(came_s > links.at_s[link])
 
     def _alive(self, at_s: float, interval_s: Floats) -> Bools:
         exporters = self._roster.exporters

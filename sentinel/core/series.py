@@ -54,7 +54,6 @@ class Roster:
         self.exporters, self.gpus = Exporters(), Gpus()
         self.xids = XidEdges()
         self.uuids: list[str] = []
-        self.index: list[int | None] = []
         self.model: list[str] = []
         self.nodes: list[str] = []
         self.works: list[Workload | None] = [None]
@@ -124,7 +123,7 @@ class Roster:
             offset=alias.offset,
             slot=-1 if alias.column < 0 else self._slot(gpu, alias.column, seen.entity),
             gpu=gpu,
-            link=self._link(gpu, target, labels.node, labels.rank),
+            link=self._link(gpu, target, labels),
             exporter=target,
             work=labels.work,
             xid_slot=self._xid_slot(alias, labels, gpu),
@@ -160,13 +159,10 @@ class Roster:
         else:
             row = self._rows[seen.id] = self.gpus.add()
             self.uuids.append(seen.id)
-            self.index.append(None)
             self.model.append("")
             self.renamed = True
         if seen.has_uuid and seen.index is not None:
             self._by_place[place] = row
-        if self.index[row] is None and seen.index is not None:
-            self.index[row], self.renamed = seen.index, True
         if not self.model[row] and seen.model:
             self.model[row], self.renamed = seen.model, True
         return row
@@ -176,21 +172,34 @@ class Roster:
             self._exporter_rows[where] = self.exporters.add()
         return self._exporter_rows[where]
 
-    def _link(self, gpu: int, target: int, node: str, rank: int) -> int:
-        """The link; its node is that of the best label, and of the newest series of those."""
+    def _link(self, gpu: int, target: int, labels: _Labels) -> int:
+        """The link. Its node is that of the best label, and of the newest series of those; its
+        index the newest too, for a reboot may number the GPUs anew."""
+        node, rank, index = labels.node, labels.rank, labels.gpu.index
         code = self._node_codes.setdefault(node, len(self.nodes))
         if code == len(self.nodes):
             self.nodes.append(node)
+        place = -1 if index is None else index
         found = self._link_rows.get((gpu, target))
         if found is None:
-            made = self.links.add(gpu=gpu, exporter=target, node=code, rank=rank)
+            made = self.links.add(
+                gpu=gpu, exporter=target, node=code, was=code, rank=rank, index=place
+            )
             self._link_rows[gpu, target] = made
+            self.renamed = True
             return made
         old = (self.links.get(found, "rank"), self.links.get(found, "node"))
         if rank < old[0] or (rank == old[0] and code != old[1]):
-            self.links.set(found, node=code, rank=rank)
+            self.links.set(found, node=code, was=old[1], rank=rank)
+            self.renamed = True
+        if place not in (-1, self.links.get(found, "index")):
+            self.links.set(found, index=place)
             self.renamed = True
         return found
+
+    def successor(self, target: int, index: int) -> int:
+        """The newest GPU with a UUID at a place of an exporter; -1 where there is none."""
+        return self._by_place.get((target, index), -1)
 
     def _work(self, work: Workload | None) -> int:
         code = self._work_codes.setdefault(work, len(self.works))
@@ -249,7 +258,6 @@ class Roster:
         links.exporter = _renumber(target, links.exporter)
         rows = {old: int(new) for old, new in enumerate(gpu) if new >= 0}
         self.uuids = [self.uuids[old] for old in rows]
-        self.index = [self.index[old] for old in rows]
         self.model = [self.model[old] for old in rows]
         self._rows = {uuid: row for row, uuid in enumerate(self.uuids)}
         self._ids = {k: int(number[i]) for k, i in self._ids.items() if i >= 0 and number[i] >= 0}

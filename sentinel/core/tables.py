@@ -117,13 +117,17 @@ class Slots(_Table):
 
 
 class Links(_Table):
-    """`busy_work` is the last work that was named, at `busy_s`; `work` may be none (0)."""
+    """`was` is the node's name before the last change, if it changed; `index` the GPU's place
+    by this exporter's count, -1 where it tells none. `busy_work` is the last work that was
+    named, at `busy_s`; `work` may be none (0)."""
 
     columns: ClassVar = {
         "gpu": (np.int64, -1),
         "exporter": (np.int64, -1),
         "node": (np.int64, 0),
+        "was": (np.int64, 0),
         "rank": (np.int64, 0),
+        "index": (np.int64, -1),
         "first_s": (np.float64, math.inf),
         "at_s": (np.float64, _NEVER),
         "work": (np.int64, 0),
@@ -133,7 +137,9 @@ class Links(_Table):
     gpu: Ints
     exporter: Ints
     node: Ints
+    was: Ints
     rank: Ints
+    index: Ints
     first_s: Floats
     at_s: Floats
     work: Ints

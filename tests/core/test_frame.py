@@ -479,6 +479,71 @@ def test_a_gpu_that_moved_to_another_host_says_nothing_of_its_old_siblings():
     assert {by_uuid[f"GPU-a{n}"] for n in range(3)} == {Presence.HOST_SILENT}
 
 
+def shown(t, *gpus, **labels):
+    """A scrape of host a's address that shows GPUs by their labels."""
+    return [(key(TEMP, **gpu(0, **(labels | own))), t, 50) for own in gpus]
+
+
+def by_uuid(frame):
+    return dict(zip([g.uuid for g in frame.gpus], frame.presence, strict=True))
+
+
+def test_an_address_that_goes_to_another_node_makes_nothing_vanish():
+    """A pod's address is given again: to a new node, or to one that was known elsewhere."""
+    old = [lambda t: scrape(t, [0, 1])] * 4
+    other = {"Hostname": "node-b", "instance": "a:9400"}
+    new = [lambda t: shown(t, {"UUID": "GPU-b0"}, {"UUID": "GPU-b1", "gpu": "1"}, **other)] * 30
+    for known in (False, True):
+        before = [lambda t, k=known: scrape(t, [0, 1]) + (scrape(t, [0, 1], host="b") * k)] * 4
+        found = by_uuid(walk(fold(), *before, *new))
+        assert {found["GPU-a0"], found["GPU-a1"]} == {Presence.HOST_SILENT}
+        assert found["GPU-b0"] == Presence.PRESENT
+    # a machine made anew under its old name, as spot instances and vGPU guests are
+    anew = [lambda t: shown(t, {"UUID": "GPU-x0"}, {"UUID": "GPU-x1", "gpu": "1"})] * 30
+    assert by_uuid(walk(fold(), *old, *anew))["GPU-a0"] == Presence.HOST_SILENT
+
+
+def test_one_exporter_for_many_nodes_tells_a_silent_node_from_a_lost_gpu():
+    def gateway(t, **gone):
+        rows = [(n, h) for h in "ab" for n in range(2) if n not in gone.get(h, ())]
+        return [(key(TEMP, **gpu(n, h, instance="gateway:8889")), t, 50) for n, h in rows]
+
+    before = [gateway] * 4
+    found = by_uuid(walk(fold(), *before, *[lambda t: gateway(t, a=(0, 1))] * 30))
+    assert (found["GPU-a0"], found["GPU-b0"]) == (Presence.HOST_SILENT, Presence.PRESENT)
+    found = by_uuid(walk(fold(), *before, *[lambda t: gateway(t, a=(0,))] * 3))
+    assert (found["GPU-a0"], found["GPU-a1"]) == (Presence.VANISHED, Presence.PRESENT)
+
+
+def test_a_node_that_gets_another_name_keeps_its_lost_gpu():
+    """A container's name is another each time it is made; the GPU was lost meanwhile."""
+    again = [lambda t: shown(t, {"UUID": "GPU-a1", "gpu": "1"}, Hostname="3f0c2d1b9a77")] * 16
+    found = by_uuid(walk(fold(), *BOTH, *again))
+    assert found == {"GPU-a0": Presence.VANISHED, "GPU-a1": Presence.PRESENT}
+
+
+def test_a_gpu_whose_place_another_has_taken_was_replaced():
+    new = {"UUID": "GPU-new", "gpu": "0"}
+    swapped = [lambda t: shown(t, new, {"UUID": "GPU-a1", "gpu": "1"})] * 30
+    found = by_uuid(walk(fold(), *BOTH, *[lambda t: []] * 30, *swapped))
+    assert found["GPU-a0"] == Presence.HOST_SILENT
+    # but a lost GPU whose sibling moves up to its place is lost
+    moved_up = [lambda t: shown(t, {"UUID": "GPU-a1", "gpu": "0"})] * 3
+    assert by_uuid(walk(fold(), *BOTH, *moved_up))["GPU-a0"] == Presence.VANISHED
+
+
+def test_gpus_that_a_reboot_numbers_anew_keep_their_rows_and_change_their_index():
+    crossed = [lambda t: shown(t, {"UUID": "GPU-a0", "gpu": "1"}, {"UUID": "GPU-a1"})] * 2
+    frame = walk(fold(), *BOTH, *[lambda t: []] * 12, *crossed)
+    assert [(g.uuid, g.index) for g in frame.gpus] == [("GPU-a0", 1), ("GPU-a1", 0)]
+    assert list(frame.presence) == [Presence.PRESENT] * 2
+    # a series without an index takes none away, nor does an exporter that tells none
+    info = key("nvidia_smi_gpu_info", uuid="GPU-a0", index="1", instance="a:9835")
+    plain = key("nvidia_smi_temperature_gpu", uuid="GPU-a0", instance="a:9835")
+    frame = walk(fold(), lambda t: [(info, t, 1), (plain, t, 50)], lambda t: [(plain, t, 51)])
+    assert [g.index for g in frame.gpus] == [1]
+
+
 def test_blindness_tells_of_no_gpu_and_keeps_the_true_ages():
     telemetry = fold()
     walk(telemetry, *BOTH)
