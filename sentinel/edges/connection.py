@@ -54,9 +54,14 @@ class Access:
 
 
 class Connection:
-    """Connects at the first request. One thread at a time may use it."""
+    """Connects at the first request. One thread at a time may use it.
+
+    `is_victoria_metrics` is known after the first answer. It finds a selector that it has seen
+    before in a memory of up to 10 s, in which series that are new since then are missing.
+    """
 
     def __init__(self, access: Access) -> None:
+        self.is_victoria_metrics = False
         self._access = access
         self._by_get = False
         session = requests.Session()
@@ -127,6 +132,7 @@ class Connection:
                 allow_redirects=False,
                 **content,
             ) as response:
+                self.is_victoria_metrics |= "X-Server-Hostname" in response.headers
                 ok = response.status_code == 200
                 body = self._read(response) if ok else _beginning(response)
         except (requests.RequestException, HTTPError, OSError, ValueError) as err:

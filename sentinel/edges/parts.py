@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+_NO_LABEL = "sentinel_asked_at"  # that no series has
 _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")
 
 
@@ -24,11 +25,16 @@ class Part:
     names: tuple[str, ...]
     matchers: str = ""
 
-    def query(self, window_s: float) -> str:
-        """A range selector: the raw samples of the window, in every version of PromQL."""
+    def query(self, window_s: float, *, unlike_s: float | None = None) -> str:
+        """A range selector: the raw samples of the window, in every version of PromQL.
+
+        `unlike_s`, the present, makes its text unlike that of any other moment.
+        """
         pattern = "|".join(_SPECIAL.sub(r"\\\1", name) for name in self.names)
         text = pattern.replace("\\", "\\\\").replace('"', '\\"')
         more = f",{self.matchers}" if self.matchers else ""
+        if unlike_s is not None:
+            more += f',{_NO_LABEL}!="{unlike_s:.3f}"'
         return f'{{__name__=~"{text}"{more}}}[{_duration(window_s)}]'
 
     def halves(self) -> tuple[Part, ...]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -39,6 +40,9 @@ _HALVINGS: Final = 12  # of a slice of history, because its answer was too much
 _TIMEOUTS: Final = 3  # halvings because it took too long: a hung server must not take hours
 _PARTS_EACH: Final = 4  # for each connection: a short part leaves none idle for long
 _LEAST_S: Final = 0.5  # of history in one question
+# VictoriaMetrics stores what it collects in batches, one CPU's after another's, within 4 s of
+# the scrape: until then a scrape may be missing whose successor is there
+_SETTLED_S: Final = 5.0
 
 # an answer, or what went wrong
 _Outcome = Samples | BaseException
@@ -73,8 +77,9 @@ class Prometheus:
         max_bytes: int = 256 << 20,
         concurrency: int = 1,
         names: tuple[str, ...] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url, self._clock = url.rstrip("/"), clock
         self._timeout_s, self._concurrency = timeout_s, concurrency
         self._params = dict(params or {})
         self._access = Access(
@@ -93,14 +98,25 @@ class Prometheus:
         asked = names if names is not None else tuple(load_catalog().sources)
         least = concurrency * _PARTS_EACH if concurrency > 1 else 1
         self._parts = whole(asked, selector, split_by, least=least)
+        self._is_victoria_metrics = False  # found out by the first answer
         self._answers = Answers()
         self._decoding = threading.Lock()
         self._idle: SimpleQueue[Connection] = SimpleQueue()
 
     def pull(self, at_s: float, *, window_s: float, deadline_s: float) -> Samples:
-        """The raw samples of (at - window, at]. Raises DependencyError."""
-        samples = self._ask(at_s, window_s, min(deadline_s, self._timeout_s), TooMuch)
-        return _within(samples, at_s - window_s, math.inf)
+        """The raw samples of (at - window, at]. Raises DependencyError.
+
+        Of a server that shows its newest samples out of order those of the last 5 s are left
+        for the next time, and the window ends there.
+        """
+        began_s, most_s = time.monotonic(), min(deadline_s, self._timeout_s)
+        while True:
+            known = self._is_victoria_metrics
+            until_s = min(at_s, self._clock() - _SETTLED_S) if known else at_s
+            left_s = most_s - (time.monotonic() - began_s)
+            samples = self._ask(until_s, window_s, left_s, TooMuch)
+            if known == self._is_victoria_metrics:  # else it was not asked as it must be
+                return replace(_within(samples, until_s - window_s, math.inf), at_s=at_s)
 
     def history(self, start_s: float, end_s: float, *, slice_s: float) -> Iterator[Samples]:
         """The raw samples of (start, end] in slices that join without gap or overlap, in time
@@ -112,6 +128,7 @@ class Prometheus:
             until_s = min(start_s + span_s, end_s)
             # whole milliseconds, as Prometheus counts: else a sample falls between two slices
             until_s = max(math.floor(until_s * 1000) / 1000, start_s + 0.001)
+            known = self._is_victoria_metrics
             try:
                 samples = self._ask(until_s, until_s - start_s, self._timeout_s, fewer_names_on)
             except (TooMuch, TooSlow) as err:
@@ -123,6 +140,8 @@ class Prometheus:
                     if fewer_names_on is TooMuch or not self._can_split():
                         raise
                     fewer_names_on, span_s = TooMuch, slice_s
+                continue
+            if known != self._is_victoria_metrics:
                 continue
             yield _within(samples, start_s, until_s)
             start_s, slow = until_s, 0
@@ -180,12 +199,15 @@ class Prometheus:
             finally:
                 for _ in crew:
                     todo.put(None)
+                grace_s = time.monotonic() + _LEAST_S
+                for worker in crew:  # for its connection; one that hangs is left behind
+                    worker.join(max(0.0, grace_s - time.monotonic()))
         return merged(answers)
 
     def _next(
         self, done: SimpleQueue[tuple[Part, _Outcome]], limit: Deadline
     ) -> tuple[Part, _Outcome]:
-        """The next outcome. A worker that hangs where no deadline reaches is left behind."""
+        """The next outcome, or the deadline, which a name resolution may not keep."""
         try:
             return done.get(timeout=limit.left_s + _LEAST_S)
         except Empty:
@@ -214,13 +236,15 @@ class Prometheus:
     def _part(
         self, connection: Connection, part: Part, at_s: float, window_s: float, limit: Deadline
     ) -> Samples:
+        unlike_s = self._clock() if self._is_victoria_metrics else None
         form = {
             **self._params,
-            "query": part.query(window_s),
+            "query": part.query(window_s, unlike_s=unlike_s),
             "time": f"{at_s:.3f}",
             "timeout": f"{max(1, math.ceil(limit.left_s))}s",  # lets the server stop when we do
         }
         body = connection.query(form, limit)
+        self._is_victoria_metrics |= connection.is_victoria_metrics
         with self._decoding:  # one table of series; a body that waits is one for each connection
             if limit.expired:
                 raise late(self.url, limit.after_s)

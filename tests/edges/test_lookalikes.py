@@ -73,6 +73,43 @@ def test_the_limit_of_samples_of_prometheus_3_becomes_smaller_questions(server):
     assert len(samples.values) == 16
 
 
+# ---- VictoriaMetrics --------------------------------------------------------------------
+
+
+def test_a_server_that_remembers_selectors_is_never_asked_the_same_twice(server):
+    server.answer = lambda r: (200, matrix(UP), {"X-Server-Hostname": "vm"})
+    now = [AT_S]
+    prometheus = Prometheus(server.url, names=("up",), selector='job="x"', clock=lambda: now[0])
+    for _ in range(3):
+        prometheus.pull(AT_S - 1000, window_s=60.0, deadline_s=5.0)
+        now[0] += 15
+    queries = [form["query"] for _, _, form, _ in server.requests]
+    assert queries[0] == '{__name__=~"up",job="x"}[60s]', "and at once again as it must be"
+    assert queries[1:] == [
+        f'{{__name__=~"up",job="x",sentinel_asked_at!="{AT_S + 15 * tick:.3f}"}}[60s]'
+        for tick in (0, 1, 2)
+    ]
+
+
+def test_what_it_may_still_show_out_of_order_is_left_for_the_next_tick(server):
+    held = Held([({"__name__": "up"}, [AT_S - 30 + k for k in range(61)])])
+    server.answer = lambda r: (*held(r), {"X-Server-Hostname": "vm"})
+    prometheus = Prometheus(server.url, names=("up",), clock=lambda: AT_S + 3)
+    for tick in range(4):
+        samples = prometheus.pull(AT_S + tick, window_s=20.0, deadline_s=5.0)
+        assert samples.at_s == AT_S + tick
+    assert (samples.times_s.min(), samples.times_s.max()) == (AT_S - 21, AT_S - 2)
+    past = prometheus.pull(AT_S - 10, window_s=20.0, deadline_s=5.0)
+    assert past.times_s.max() == AT_S - 10, "what is past has settled"
+
+
+def test_others_are_asked_as_ever(server):
+    prometheus = Prometheus(server.url, names=("up",))
+    for tick in range(3):
+        prometheus.pull(AT_S + 15 * tick, window_s=60.0, deadline_s=5.0)
+    assert {form["query"] for _, _, form, _ in server.requests} == {'{__name__=~"up"}[60s]'}
+
+
 # ---- in part ----------------------------------------------------------------------------
 
 LOST_STORE = (

@@ -32,7 +32,7 @@ CASES = [
      "or increase -search.maxUniqueTimeseries", TooWide),
     (422, "cannot select more than -search.maxSamplesPerQuery=1000000000 samples; possible "
      "solutions: increase the -search.maxSamplesPerQuery; reduce time range for the query; use "
-     "more specific label filters in order to select fewer series", TooMuch),
+     "more specific label filters in order to select fewer series", TooWide),
     (422, "too long query; got 17000 bytes; mustn't exceed `-search.maxQueryLen=16384` bytes",
      TooWide),
     (422, "not enough memory for processing 123456 data points across 4567 time series with 2 "
@@ -44,6 +44,10 @@ CASES = [
      "-search.maxQueueDuration=10s; to increase -search.maxQueryDuration=30s", OTHER),
     (503, "error when exporting data: cannot fetch query results from vmstorage nodes: cannot dial "
      "storageNode vmstorage-2:8401: connection refused", OTHER),
+    (422, 'error when executing query="{__name__=~\\"DCGM_FI_DEV_POWER_LIMIT|job_timeout\\"}[60s'
+     "]\" for (time=1, step=300000): some new words", OTHER),
+    (422, 'error when exporting data for query="{__name__=~\\"' + "|".join(["DCGM_FI_DEV_X"] * 90)
+     + '\\"}": the number of matching timeseries exceeds 5; either narrow down', TooWide),
     # Thanos, with partial_response=false
     (422, "expanding series: proxy Series(): rpc error: code = ResourceExhausted desc = exceeded "
      "series limit: limit 100 violated (got 101)", TooWide),
@@ -86,6 +90,7 @@ def test_the_words_of_a_server_decide_what_is_done(status, text, kind):
         assert URL in str(err)
         if kind is not TooSlow:
             assert text[:60] in str(err)
+            assert text[-40:] in str(err)
 
 
 @pytest.mark.parametrize(
