@@ -73,7 +73,9 @@ _ENTITY: Final = ("GPU_I_ID", "gpu_instance_id", "gi_id", "nvlink")
 _HEX: Final = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _FULL_UUID: Final = re.compile(rf"(?:GPU-)?({_HEX})", re.IGNORECASE)
 _LIKE_UUID: Final = re.compile(rf"GPU-[0-9a-f]|MIG-|{_HEX}$", re.IGNORECASE)
-_MASKED: Final = re.compile(r"(GPU-)?[-0xX*#.?]{4,}")
+_MASKED: Final = re.compile(
+    r"(GPU-)?([-0x*#.?]{4,}|[x*#.?]{3,}|\u2026|<[^<>]*>|[\[(]?redacted[\])]?)", re.IGNORECASE
+)
 _NO_UUID: Final = re.compile(r"\W*(0|n/?a|none|null|unknown( error)?|not supported)?\W*", re.I)
 _DEVICE: Final = re.compile(r"(?:/dev/)?(?:nvidia|gpu)?(\d+)")
 _EXPORTER: Final = re.compile(r"exporter|telegraf|gpud|node-agent", re.IGNORECASE)
@@ -229,7 +231,9 @@ def _model(labels: Mapping[str, str]) -> str:
     names = (*_MODEL, "uuid") if _LIKE_UUID.match(labels.get("name", "")) else _MODEL
     told = (labels.get(name, "") for name in names)
     name = next((t for t in told if t and not _LIKE_UUID.match(t)), "")
-    return name.partition(" MIG ")[0]  # "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is a part of one
+    return name.partition(" MIG ")[0].rstrip(
+        ", "
+    )  # "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is a part of one
 
 
 def _index(labels: Mapping[str, str], names: tuple[str, ...]) -> int | None:

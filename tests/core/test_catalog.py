@@ -78,6 +78,12 @@ CATALOG = load_catalog()
         ("nvidia_power_usage", {"minor": "0"}, 72000, "power_w", 72),
         ("nvidia_pcie_tx_bytes", {"minor": "0"}, 72, "pcie_tx_bytes_per_s", 72000),
         ("nvidia_gpu_fanspeed_percent", {}, 30, "fan_ratio", 0.3),
+        ("nvidia_smi_utilization_gpu", {"gpu": "0"}, 1, "gpu_util_ratio", 0.01),
+        ("nvidia_smi_utilization_memory", {"gpu": "0"}, 1, "mem_copy_util_ratio", 0.01),
+        ("nvidia_smi_fan_speed", {"gpu": "0"}, 30, "fan_ratio", 0.3),
+        ("nvidia_gpu_utilization_ratio", {}, 0.5, "gpu_util_ratio", 0.5),
+        ("nvidia_gpu_power_limit_watts", {}, 170, "power_limit_w", 170),
+        ("nvidia_gpu_fan_speed_percent", {}, 30, "fan_ratio", 0.3),
     ],
 )
 def test_a_source_name_resolves_to_its_column_and_unit(name, labels, raw, metric, value):

@@ -63,6 +63,7 @@ IDENTITY = Identity()
         ({"UUID": MIG, "gpu": "0"}, "n/gpu0", 0, "", MIG),
         ({"uuid": f"MIG-{UUID}/3/0"}, UUID, None, "", "3/0"),
         ({"UUID": UUID, "modelName": "NVIDIA A30 MIG 1g.6gb"}, UUID, None, "NVIDIA A30", ""),
+        ({"UUID": UUID, "modelName": "NVIDIA A30, MIG 1g.6gb"}, UUID, None, "NVIDIA A30", ""),
         # UUIDs that are short, blank, masked, or no UUIDs
         ({"UUID": "GPU-7ad09335-aadb", "gpu": "0"}, "GPU-7ad09335-aadb", 0, "", ""),
         ({"UUID": "my-gpu", "gpu": "0"}, "my-gpu", 0, "", ""),
@@ -73,6 +74,11 @@ IDENTITY = Identity()
         ({"uuid": ZERO, "index": "0"}, f"n/{ZERO}", 0, "", ""),  # describes the same GPU
         ({"UUID": f"GPU-{ZERO}", "gpu": "5"}, "n/gpu5", 5, "", ""),
         ({"UUID": "GPU-xxxxxxxx-xxxx-xxxx", "gpu": "5"}, "n/gpu5", 5, "", ""),
+        ({"UUID": "GPU-...", "gpu": "5"}, "n/gpu5", 5, "", ""),
+        ({"UUID": "GPU-<uuid>", "gpu": "5"}, "n/gpu5", 5, "", ""),
+        ({"UUID": "GPU-\u2026", "gpu": "5"}, "n/gpu5", 5, "", ""),
+        ({"uuid": "[REDACTED]", "minor_number": "5"}, "n/gpu5", 5, "", ""),
+        ({"UUID": "GPU-0", "gpu": "0"}, "GPU-0", 0, "", ""),
         ({"uuid": "GPU-********", "index": "5", "pstate": "P8"}, "n/gpu5", 5, "", ""),
         # no GPU at all
         ({"gpu": "all"}, "", None, "", ""),
