@@ -115,8 +115,9 @@ def _on_or_off(value: object) -> object:
 
 
 def _label_name(value: str) -> str:
-    if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", value):
-        raise ValueError("is no Prometheus label name (letters, digits and _)")
+    """Since its version 3 Prometheus takes any text for a name, as OpenTelemetry's host.name."""
+    if not value.isprintable() or value != value.strip() or not value:
+        raise ValueError("is no label name")
     return value
 
 

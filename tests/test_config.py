@@ -78,6 +78,11 @@ def test_auto_follows_the_tick() -> None:
     assert config.tick_deadline_s() == 24
 
 
+def test_labels_may_have_names_that_prometheus_3_allows() -> None:
+    config = parse(URL + "identity: {node_from: [host.name, k8s/node-name]}\n")
+    assert config.identity().node_from == ("host.name", "k8s/node-name")
+
+
 @pytest.mark.parametrize(("written", "read"), [("on", "on"), ("off", "off"), ("auto", "auto")])
 def test_on_and_off_may_stand_without_quotes(written: str, read: str) -> None:
     text = f'prometheus: {{url: "http://127.0.0.1:9090", gzip: {written}}}\n'

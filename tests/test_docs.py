@@ -44,6 +44,13 @@ def test_the_readmes_configurations_are_valid() -> None:
     assert validate(Config, parse(start + "\n" + act, "README")).mode == "act"
 
 
+def test_every_configuration_of_the_backends_is_valid() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "backends.md").read_text(), re.S)
+    assert len(blocks) == 4
+    for block in blocks:
+        assert Config.parse(block, ROOT / "docs" / "backends.md").prometheus.url
+
+
 def test_every_make_target_that_is_named_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
     for page in [*PAGES, ROOT / ".ci" / "run"]:
