@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from sentinel import __version__, configfile, display, remote
 from sentinel.config import Config
-from sentinel.errors import DependencyError, SentinelError
+from sentinel.errors import ConfigError, DependencyError, SentinelError
 from sentinel.options import When, as_json, config_file, print_json
 
 INTERNAL: Final = 70
@@ -81,6 +81,34 @@ def run(config: Path) -> int:
     from sentinel.daemon import run_daemon
 
     return run_daemon(loaded)
+
+
+@cli.command()
+@config_file
+@click.option("--for", "for_s", type=click.FloatRange(min=5), default=60.0, show_default=True,
+              help="Longest time it may take, in seconds.")  # fmt: skip
+@click.option(
+    "--full", is_flag=True, help="Leave nothing out: every metric, every piece of advice."
+)
+@as_json
+def doctor(config: Path, for_s: float, full: bool, json_output: bool) -> int:
+    """Look at all that the configuration names, and say what to fix first. Changes nothing."""
+    from sentinel.doctor import examine, show
+
+    try:
+        loaded = Config.load(config)
+    except ConfigError as err:
+        if not json_output:
+            raise
+        found = examine.misconfigured(str(config), err)
+    else:
+        with _progress() as report:
+            found = examine.examine(loaded, within_s=for_s, progress=report)
+    if json_output:
+        print_json(found.plain())
+    else:
+        display.show(show.report(found, full=full))
+    return found.exit_code
 
 
 @cli.command()

@@ -1,0 +1,1 @@
+"""`sentinel doctor`: looks at all that a configuration names, and says what to fix first."""
