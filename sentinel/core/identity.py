@@ -73,16 +73,17 @@ _ENTITY: Final = ("GPU_I_ID", "gpu_instance_id", "gi_id", "nvlink")
 _HEX: Final = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _FULL_UUID: Final = re.compile(rf"(?:GPU-)?({_HEX})", re.IGNORECASE)
 _LIKE_UUID: Final = re.compile(rf"GPU-[0-9a-f]|MIG-|{_HEX}$", re.IGNORECASE)
-_MASKED: Final = re.compile(
-    r"(GPU-)?([-0x*#.?]{4,}|[x*#.?]{3,}|\u2026|<[^<>]*>|[\[(]?redacted[\])]?)", re.IGNORECASE
-)
+_HIDDEN: Final = r"[x*#.?]{3,}|\u2026|<[^<>]*>|[\[(]?redacted[\])]?"  # by people who publish it
+_MASKED: Final = re.compile(rf"(GPU-)?([-0x*#.?]{{4,}}|{_HIDDEN})", re.IGNORECASE)
 _NO_UUID: Final = re.compile(r"\W*(0|n/?a|none|null|unknown( error)?|not supported)?\W*", re.I)
 _DEVICE: Final = re.compile(r"(?:/dev/)?(?:nvidia|gpu)?(\d+)")
 _EXPORTER: Final = re.compile(r"exporter|telegraf|gpud|node-agent", re.IGNORECASE)
 _EXPORTER_POD: Final = re.compile(r"(?=.*(?:exporter|telegraf|gpud)).*-[a-z0-9]{5}")
 _NO_HOST: Final = re.compile(
-    r"(localhost(\.localdomain)?|127(\.\d+){3}|\[?::1\]?|0\.0\.0\.0)(:\d+)?"
+    rf"(localhost(\.localdomain)?|127(\.\d+){{3}}|\[?::1\]?|0\.0\.0\.0|{_HIDDEN})(:\d+)?",
+    re.IGNORECASE,
 )
+_CONTAINER: Final = re.compile(r"[0-9a-f]{12}")  # the name that Docker gives one
 _NO_WORK: Final = frozenset({"", "0", "none", "None", "N/A"})
 _EXPORTED: Final = "exported_"
 
@@ -245,10 +246,12 @@ def _index(labels: Mapping[str, str], names: tuple[str, ...]) -> int | None:
 
 
 def _weakness(name: str, labels: Mapping[str, str], is_resort: bool) -> int:
-    """How little a node's name tells: 0 a name, 1 a pod or an address, 2 what all are called."""
+    """How little a node's name tells: 0 a name, 1 a pod, a container or an address, 2 what
+    all are called."""
     if _NO_HOST.fullmatch(name):
         return 2
-    return int(is_resort or name == labels.get("pod") or bool(_EXPORTER_POD.fullmatch(name)))
+    passing = _EXPORTER_POD.fullmatch(name) or _CONTAINER.fullmatch(name)
+    return int(is_resort or name == labels.get("pod") or bool(passing))
 
 
 def _is_own_pod(labels: Mapping[str, str]) -> bool:

@@ -112,6 +112,10 @@ def test_who_a_gpu_is(labels, id, index, model, entity):
         ({"Hostname": "dcgm-exporter-x7k2p", "instance": "10.0.0.7:9400"}, "dcgm-exporter-x7k2p"),
         ({"Hostname": "dcgm-exporter-x7k2p", "node": "gpu-7"}, "gpu-7"),
         ({"hostname": "mon-0", "pod": "mon-0", "node": "gpu-7"}, "gpu-7"),
+        ({"Hostname": "4a47de3f4e0c", "instance": "10.0.0.7:9400"}, "4a47de3f4e0c"),
+        ({"Hostname": "4a47de3f4e0c", "host": "gpu-7"}, "gpu-7"),
+        ({"Hostname": "...", "instance": "10.0.0.7:9400"}, "10.0.0.7:9400"),
+        ({"Hostname": "<node>", "instance": "10.0.0.7:9400"}, "10.0.0.7:9400"),
         ({}, ""),
     ],
 )
