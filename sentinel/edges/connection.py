@@ -132,7 +132,7 @@ class Connection:
                 allow_redirects=False,
                 **content,
             ) as response:
-                self.is_victoria_metrics |= "X-Server-Hostname" in response.headers
+                self.is_victoria_metrics |= _is_victoria_metrics(response.headers)
                 ok = response.status_code == 200
                 body = self._read(response) if ok else _beginning(response)
         except (requests.RequestException, HTTPError, OSError, ValueError) as err:
@@ -233,6 +233,11 @@ class _AsItIs(AuthBase):
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         return request
+
+
+def _is_victoria_metrics(headers: Mapping[str, str]) -> bool:
+    """By what it alone says; either may be switched off, or taken away by a proxy."""
+    return "X-Server-Hostname" in headers or "stream+json" in headers.get("Content-Type", "")
 
 
 def _beginning(response: requests.Response) -> bytearray:

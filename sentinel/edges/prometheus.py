@@ -113,7 +113,7 @@ class Prometheus:
         while True:
             known = self._is_victoria_metrics
             until_s = min(at_s, self._clock() - _SETTLED_S) if known else at_s
-            left_s = most_s - (time.monotonic() - began_s)
+            left_s = max(0.0, most_s - (time.monotonic() - began_s))
             samples = self._ask(until_s, window_s, left_s, TooMuch)
             if known == self._is_victoria_metrics:  # else it was not asked as it must be
                 return replace(_within(samples, until_s - window_s, math.inf), at_s=at_s)

@@ -1,6 +1,7 @@
 """A large fleet is asked for in several queries that together are one answer, or none."""
 
 import random
+import socket
 import threading
 import time
 from urllib.parse import urlencode
@@ -174,6 +175,28 @@ def test_one_deadline_is_over_all_parts(server):
     with pytest.raises(TooSlow, match=r"within 0\.8 s"):
         pull(Prometheus(server.url, names=NAMES, concurrency=2), deadline_s=0.8)
     assert time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_name_that_takes_for_ever_to_resolve_costs_no_more_than_the_deadline(
+    server, concurrency, monkeypatch
+):
+    """The one phase of a request that no socket's end reaches."""
+    resolve, first = socket.getaddrinfo, threading.Event()
+
+    def slow(*args, **kwargs):
+        if not first.is_set():
+            server.released.wait(20)
+        return resolve(*args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    prometheus = Prometheus(server.url, names=NAMES, concurrency=concurrency)
+    start = time.monotonic()
+    with pytest.raises(TooSlow, match=r"within 0\.3 s"):
+        pull(prometheus, deadline_s=0.3)
+    assert time.monotonic() - start < 5
+    first.set()
+    assert len(series(pull(prometheus))) == 128
 
 
 def test_after_a_late_answer_the_next_pull_is_whole(server):

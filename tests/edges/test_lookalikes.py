@@ -76,8 +76,11 @@ def test_the_limit_of_samples_of_prometheus_3_becomes_smaller_questions(server):
 # ---- VictoriaMetrics --------------------------------------------------------------------
 
 
-def test_a_server_that_remembers_selectors_is_never_asked_the_same_twice(server):
-    server.answer = lambda r: (200, matrix(UP), {"X-Server-Hostname": "vm"})
+@pytest.mark.parametrize(
+    "header", [{"X-Server-Hostname": "vm"}, {"Content-Type": "application/stream+json; charset=x"}]
+)
+def test_a_server_that_remembers_selectors_is_never_asked_the_same_twice(server, header):
+    server.answer = lambda r: (200, matrix(UP), header)
     now = [AT_S]
     prometheus = Prometheus(server.url, names=("up",), selector='job="x"', clock=lambda: now[0])
     for _ in range(3):
