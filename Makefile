@@ -9,6 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check
 ARGS ?=
+# Tests run side by side, a file at a time; with ARGS in one process, so that -s and -x work.
+JOBS ?= 2
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile
 
 .PHONY: help setup demo test check lint types rules generated lock clean
 
@@ -18,7 +21,7 @@ help:
 	@echo "make check           format, lint, types, import contract, rules, tests: what CI runs"
 	@echo "make setup           only install into $(VENV), from requirements.lock"
 	@echo "make generated       write the files that are made from the code"
-	@echo "make lock            pin the dependencies of setup.cfg anew (PIP_COMPILE=pip-compile)"
+	@echo "make lock            pin the dependencies of setup.cfg anew (LOCKER=pip-compile)"
 
 setup: $(VENV)/.ready
 
@@ -35,10 +38,10 @@ demo: setup
 	@$(BIN)/sentinel demo $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(if $(strip $(ARGS)),$(ARGS),$(SIDE_BY_SIDE))
 
 check: setup lint types rules
-	$(BIN)/python -m pytest --no-skips $(ARGS)
+	$(BIN)/python -m pytest --no-skips $(SIDE_BY_SIDE) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -61,10 +64,10 @@ generated: setup
 	$(BIN)/python -c "import sentinel.data as d, sentinel.data.page as p; print(p.metrics_page(d.load_catalog()), end='')" > docs/metrics-read.md
 	$(BIN)/python -m sentinel.exporter.metrics docs/exporter.md
 
-PIP_COMPILE ?= pip-compile
+LOCKER ?= pip-compile
 lock:
 	echo "setuptools>=68" > build.in
-	$(PIP_COMPILE) --quiet --generate-hashes --allow-unsafe --no-emit-options --no-header \
+	$(LOCKER) --quiet --generate-hashes --allow-unsafe --no-emit-options --no-header \
 		--strip-extras --no-annotate --extra dev --extra lab -o requirements.lock setup.cfg build.in
 	rm build.in
 	sed -i '1i # Every dependency of the program, the lab and the development tools, pinned with hashes.\n# Made from setup.cfg by `make lock`; installed by `make` with --require-hashes.' requirements.lock
