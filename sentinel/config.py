@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-import os
 import re
 import socket
 import ssl
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, PrivateAttr
 
-from sentinel import configfile
+from sentinel import configfile, secretfiles
 from sentinel.configfile import ConfigProblems, Document, Problem
 from sentinel.configkeys import (
     ALERTMANAGER_PASSWORD_ENV,
@@ -318,11 +317,11 @@ class Config(Section):
             value = self._secret(env, spelled, file)
             if value is None:
                 raise ConfigError(f"{spelled}: needs a file, or ${env}")
-            headers[name] = _for_a_header(spelled, value)
+            headers[name] = secretfiles.for_a_header(spelled, value)
         file = self.prometheus.token_file
         token = self._secret(PROMETHEUS_TOKEN_ENV, "prometheus.token_file", file)
         if token:
-            token = _for_a_header("prometheus.token_file", token)
+            token = secretfiles.for_a_header("prometheus.token_file", token)
             headers["Authorization"] = f"Bearer {token}"
         return headers
 
@@ -370,59 +369,18 @@ class Config(Section):
 
     def _tls(self, spelled: str, name: str) -> ssl.SSLContext | None:
         """What a certificate file makes of TLS; None where none is named."""
-        if not name:
-            return None
-        path = self.file(name)
-        try:
-            return ssl.create_default_context(cafile=str(path))
-        except (OSError, ssl.SSLError) as err:
-            why = err.strerror or err
-            raise ConfigError(f"{spelled}: {path}: no certificates can be read ({why})") from err
+        return secretfiles.trust(spelled, self.file(name) if name else None)
 
     def _check_client_certificate(self) -> None:
         files = self.prometheus_tls()
-        if files["cert_file"] is None:
-            return
-        where = " and ".join(file for file in (files["cert_file"], files["key_file"]) if file)
-
-        def no_password() -> str:
-            raise ConfigError(
-                f"prometheus.key_file: {where}: the key is encrypted; nobody is there to type its "
-                "password, so keep it unencrypted and readable by the daemon alone"
+        if files["cert_file"] is not None:
+            secretfiles.check_client_certificate(
+                "prometheus", files["cert_file"], files["key_file"]
             )
-
-        try:
-            ssl.create_default_context().load_cert_chain(
-                files["cert_file"], files["key_file"], no_password
-            )
-        except (OSError, ssl.SSLError) as err:
-            why = err.strerror or err
-            raise ConfigError(
-                f"prometheus.cert_file: {where}: no certificate with its key can be read ({why})"
-            ) from err
 
     def _secret(self, env: str, spelled: str, name: str) -> str | None:
         """From the environment, else from the file; None where neither is named."""
-        value = os.environ.get(env, "").strip()
-        if value or not name:
-            return value or None
-        path = self.file(name)
-        try:
-            value = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as err:
-            why = err.strerror if isinstance(err, OSError) else "not text"
-            raise ConfigError(
-                f"{spelled}: {path}: cannot be read ({why}); create it, or set ${env}"
-            ) from err
-        if not value:
-            raise ConfigError(f"{spelled}: {path}: is empty; put the secret in it, or set ${env}")
-        return value
-
-
-def _for_a_header(spelled: str, value: str) -> str:
-    if not value.isascii() or not value.isprintable():
-        raise ConfigError(f"{spelled}: its value is no line of printable ASCII text")
-    return value
+        return secretfiles.secret(spelled, self.file(name) if name else None, env)
 
 
 def _auto(value: float | None, otherwise: float) -> float:

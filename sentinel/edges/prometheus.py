@@ -236,6 +236,8 @@ class Prometheus:
     def _part(
         self, connection: Connection, part: Part, at_s: float, window_s: float, limit: Deadline
     ) -> Samples:
+        if limit.expired:  # another part has failed, or time is over: not worth a connection
+            raise late(self.url, limit.after_s)
         unlike_s = self._clock() if self._is_victoria_metrics else None
         form = {
             **self._params,
