@@ -26,6 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones first: side by side, no process waits for one of them at the end."""
+    items.sort(key=lambda item: "/integration/" not in item.path.as_posix())
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
