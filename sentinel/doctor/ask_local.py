@@ -25,7 +25,14 @@ _ALIVE: Final = b"GPU Sentinel"
 
 def state(config: Config) -> State:
     """The state folder and its store."""
-    folder = config.state_dir()
+    try:
+        return _state(config.state_dir())
+    except OSError as err:
+        why = (err.strerror or str(err)).lower()
+        return State(str(config.state_dir()), True, False, why)
+
+
+def _state(folder: Path) -> State:
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent

@@ -68,6 +68,7 @@ def site(config: Config) -> Site:
     return Site(
         section.url,
         headers=config.prometheus_headers(),
+        secret_headers=frozenset(section.header_files),
         basic_auth=config.prometheus_auth(),
         ca_file=tls["ca_file"],
         cert=(cert, key) if cert and key else cert,

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from sentinel import __version__
 from sentinel.config import Config
 from sentinel.core.catalog import Catalog
-from sentinel.data import load_catalog, load_models
+from sentinel.data import load_models
 from sentinel.doctor import ask_fleet, ask_local, ask_others, ask_prometheus, facts
 from sentinel.doctor.ask_prometheus import Build, Clock, Reach, Runtime
 from sentinel.doctor.blocks import blocks
@@ -100,7 +100,7 @@ def examine(
 ) -> Report:
     """Looks at all that the configuration names. Ends within about `within_s`, and changes
     nothing anywhere."""
-    catalog = _catalog(config)
+    catalog = config.catalog()
     wrong = _configuration(config)
     crew = _Crew(within_s)
     _start_prometheus(crew, config, catalog, clock)
@@ -147,12 +147,6 @@ def _wrong(lines: list[str]) -> list[Finding]:
         )
         for line in lines
     ]
-
-
-def _catalog(config: Config) -> Catalog:
-    """The catalogue with a site's own rows, as the daemon reads it."""
-    extra = getattr(config, "extra_metrics", None)
-    return load_catalog(extra()) if callable(extra) else load_catalog()
 
 
 # ---- probes -------------------------------------------------------------------------

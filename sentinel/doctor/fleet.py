@@ -29,6 +29,7 @@ _NO_HOST: Final = ("localhost", "localhost.localdomain")
 _VIRTUAL: Final = re.compile(r"\b(GRID|vGPU)\b|-\d+[QCBA]$", re.IGNORECASE)
 _IS_MASKED: Final = re.compile(r"(^|/)(gpu\d+|[-0xX*#.?GPU]{4,})$")
 _ADDRESS: Final = re.compile(r"\[?[0-9a-fA-F:.]+\]?(:\d+)?|.*:\d+")
+_IPV4: Final = re.compile(r"\d+(\.\d+){3}")
 _CONTAINER: Final = re.compile(r"[0-9a-f]{12}")
 _POD: Final = re.compile(r"(?=.*(exporter|dcgm|telegraf|gpud)).*-[a-z0-9]{5}")
 _NODE_LIKE: Final = re.compile(r"(^|_)(node|host|hostname|nodename|machine|server)(_|$)|hostname")
@@ -167,7 +168,7 @@ def look(name: str) -> str:
     """How a node's name looks: localhost, address, container, pod, fqdn or plain."""
     if name in _NO_HOST or not name:
         return "localhost"
-    if _ADDRESS.fullmatch(name) and (":" in name or name.replace(".", "").isdigit()):
+    if _ADDRESS.fullmatch(name) and (":" in name or _IPV4.fullmatch(name)):
         return "address"
     if _CONTAINER.fullmatch(name) and not name.isdigit():
         return "container"

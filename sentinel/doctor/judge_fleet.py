@@ -50,7 +50,7 @@ def _targets(config: Config, targets: tuple[Target, ...]) -> Iterator[Finding]:
     down = [t for t in targets if t.up is False]
     if down:
         share = 100.0 * (1.0 - len(down) / len(targets))
-        reasons = [f"{_name(t)}: {t.error}" if t.error else _name(t) for t in down]
+        reasons = [f"{_name(t)}: {_reason(t.error)}" if t.error else _name(t) for t in down]
         yield Finding(
             "targets-down",
             Severity.PROBLEM,
@@ -102,6 +102,11 @@ def _targets(config: Config, targets: tuple[Target, ...]) -> Iterator[Finding]:
 
 def _limit_s(target: Target) -> float:
     return _NEAR_TIMEOUT * target.timeout_s if target.timeout_s else _SLOW_SCRAPE_S
+
+
+def _reason(error: str) -> str:
+    """The end of the error: what comes before it is the URL, more than once."""
+    return error.rpartition('": ')[2]
 
 
 def _name(target: Target) -> str:
@@ -400,15 +405,14 @@ def absent(metrics: tuple[Metric, ...]) -> list[Metric]:
 
 def _metrics(fleet: Fleet) -> Iterator[Finding]:
     wanted = [m for m in fleet.metrics if m.name in howto.WANTED and m.able]
-    there = [m for m in wanted if m.present >= m.able]
+    missing = absent(fleet.metrics)
+    there = len(wanted) - len(missing) - sum(m.blank > 0 and m not in missing for m in wanted)
     yield Finding(
         "metrics-present",
         Severity.OK,
         "metrics",
-        f"{len(there)} of {len(wanted)} that the daemon reads are there for all GPUs that can "
-        "have them",
+        f"{there} of {len(wanted)} that matter are there for all GPUs that can have them",
     )
-    missing = absent(fleet.metrics)
     core = [m for m in missing if m.name in howto.CORE and not m.present]
     if len(core) == len(howto.CORE):
         yield Finding(
@@ -572,22 +576,28 @@ def _baseline(facts: Facts, fleet: Fleet) -> Iterator[Finding]:
     baseline = facts.baseline
     if baseline is None:
         return
-    if not baseline.id:
-        told = f": {baseline.problems[0]}" if baseline.problems else ""
+    if not baseline.id and baseline.problems:
         yield Finding(
-            "baseline-unusable" if told else "baseline-none",
-            Severity.PROBLEM if told else Severity.ADVICE,
+            "baseline-unusable",
+            Severity.PROBLEM,
             "daemon",
-            f"no baseline has been learnt yet{told}"
-            if not told
-            else f"no baseline can be used{told}",
-            "the daemon does not start beside bundles of which none can be used"
-            if told
-            else "until then hard evidence and patience alone count; it learns by itself, and you "
-            "can do it now",
+            f"no baseline can be used: {baseline.problems[0]}",
+            "the daemon does not start beside bundles of which none can be used",
+            ("move them away, or learn anew:", " sentinel learn"),
+            exit_code=1,
+            stops=True,
+            brief="no baseline can be used",
+        )
+        return
+    if not baseline.id:
+        yield Finding(
+            "baseline-none",
+            Severity.ADVICE,
+            "daemon",
+            "no baseline has been learnt yet",
+            "until then hard evidence and patience alone count; it learns by itself, and you can "
+            "do it now",
             _learn(facts),
-            exit_code=int(bool(told)),
-            stops=bool(told),
         )
         return
     age_s = facts.at_s - baseline.learnt_to_s

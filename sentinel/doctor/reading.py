@@ -119,16 +119,20 @@ class Reading:
             self._count = np.append(self._count, np.zeros(more, dtype=np.int64))
 
     def _note_paces(self, sid: Ints, at_s: Floats) -> None:
-        """`sid` is in order. The series of a target with most samples tells its pace."""
-        target_of = self.roster.series.exporter
+        """`sid` is in order. Of a target its `up` tells the pace, which no pod's coming and going
+        ends, else the series with most samples."""
+        series = self.roster.series
+        target_of = series.exporter
         one, samples = np.unique(sid, return_counts=True)
-        order = np.lexsort((samples, target_of[one]))
+        order = np.lexsort((samples, series.source[one] == Source.UP, target_of[one]))
         best = np.append(target_of[one][order][1:] != target_of[one][order][:-1], True)
         for target, row in zip(
             target_of[one][order][best].tolist(), one[order][best].tolist(), strict=True
         ):
             self._probe.setdefault(target, row)
         at = np.flatnonzero(np.isin(sid, np.array(list(self._probe.values()))))
+        if not len(at):
+            return
         rows, starts = np.unique(sid[at], return_index=True)
         for row, times in zip(rows.tolist(), np.split(at_s[at], starts[1:]), strict=True):
             self._times.setdefault(int(target_of[row]), []).append(times)

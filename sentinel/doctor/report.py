@@ -168,7 +168,7 @@ def _urgency(finding: Finding) -> tuple[int, int]:
     if finding.stops:
         return 0, 0
     if finding.exit_code:
-        return 1, 0
+        return 1, _FIRST.index(finding.exit_code)
     if finding.severity is Severity.ADVICE:
         return 3, _LATER.index(finding.code) + 1 if finding.code in _LATER else -(
             finding.code in _SOON

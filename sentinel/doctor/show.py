@@ -92,7 +92,7 @@ def _section(name: str, found: Report, full: bool) -> RenderableType:
         mark, style = _MARKS[finding.severity]
         title = Text(SECTIONS[name], "bold") if place == 0 else Text()
         seen = finding.severity is Severity.OK and place > 0
-        told = "" if finding.severity is Severity.OK else style
+        told = "" if finding.severity is Severity.OK else style.removeprefix("bold ")
         table.add_row(Text("" if seen else mark, style), title, Text(finding.what, told))
     if left_out:
         table.add_row("", "", Text(f"and {left_out} more that are well", "dim"))
@@ -160,7 +160,7 @@ def _one_to_do(number: int, finding: Finding, *, brief: bool) -> RenderableType:
         if step.startswith(" "):
             parts.append(Text(f" {step}", "cyan"))
         else:
-            parts.append(Text.assemble(("→ ", "bold"), step))
+            parts.append(_step(step))
     table = Table.grid(padding=(0, 1))
     table.add_column(width=2, justify="right", style="dim")
     table.add_column(width=1)
@@ -169,6 +169,15 @@ def _one_to_do(number: int, finding: Finding, *, brief: bool) -> RenderableType:
     return table
 
 
+def _step(text: str) -> RenderableType:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=1)
+    table.add_column(ratio=1)
+    table.add_row(Text("→", "bold"), text)
+    return table
+
+
 def _summary(found: Report) -> Text:
-    style = "bold red" if not found.can_work else "bold yellow" if found.exit_code else "bold green"
+    problems = any(f.severity is Severity.PROBLEM for f in found.findings)
+    style = "bold red" if not found.can_work else "bold yellow" if problems else "bold green"
     return Text(found.summary, style)

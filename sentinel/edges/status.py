@@ -7,6 +7,7 @@ is a connection of its own, so any thread may ask. No secret is ever part of a t
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import email.utils
 import socket
@@ -70,10 +71,12 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A server and what it takes to speak to it. `proxies`: as the environment names them."""
+    """A server and what it takes to speak to it. `secret_headers` names those whose values are
+    never repeated, beside Authorization. `proxies`: as the environment names them."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secret_headers: frozenset[str] = frozenset()
     basic_auth: tuple[str, str] | None = field(default=None, repr=False)
     ca_file: str | None = None
     cert: tuple[str, str] | str | None = None
@@ -107,11 +110,12 @@ class Site:
                     body = _read(answer, max_bytes)
             except (requests.RequestException, HTTPError, OSError, ValueError) as err:
                 late = limit.expired or isinstance(err, requests.Timeout)
-                raise NoReply(_late(timeout_s) if late else _words(err)) from None
+                why = _late(timeout_s) if late else self._scrubbed(_words(err).encode()).decode()
+                raise NoReply(why) from None
             if limit.expired:  # cut off, though it may look like an end
                 raise NoReply(_late(timeout_s))
         headers = {name.lower(): value for name, value in answer.headers.items()}
-        return Page(answer.status_code, headers, body)
+        return Page(answer.status_code, headers, self._scrubbed(body))
 
     def certificate_ends_s(self, *, timeout_s: float) -> float | None:
         """When the server's certificate ends; None without TLS. Raises NoReply."""
@@ -131,6 +135,18 @@ class Site:
         except (OSError, ValueError) as err:
             raise NoReply(_words(err)) from None
         return ssl.cert_time_to_seconds(ends) if isinstance(ends, str) else None
+
+    def _scrubbed(self, text: bytes) -> bytes:
+        """The same without our secrets, which an error page may well repeat."""
+        hidden = {name.lower() for name in self.secret_headers} | {"authorization"}
+        told = [value for name, value in self.headers.items() if name.lower() in hidden]
+        secrets = {word for value in told for word in (value.strip(), *value.split()[-1:])}
+        if self.basic_auth is not None:
+            pair = ":".join(self.basic_auth).encode()
+            secrets |= {self.basic_auth[1], base64.b64encode(pair).decode()}
+        for secret in sorted(secrets - {""}, key=len, reverse=True):
+            text = text.replace(secret.encode(), b"***")
+        return text
 
     @contextlib.contextmanager
     def _session(self) -> Any:
