@@ -70,6 +70,7 @@ config_file = click.option(
     default="sentinel.yaml",
     envvar="SENTINEL_CONFIG",
     show_default=True,
+    show_envvar=True,
     help="Configuration file.",
 )
 at_daemon = _stacked(
@@ -78,6 +79,7 @@ at_daemon = _stacked(
         "--config",
         type=click.Path(dir_okay=False, path_type=Path),
         envvar="SENTINEL_CONFIG",
+        show_envvar=True,
         help="Configuration to take the URL and the token from.",
     ),
 )

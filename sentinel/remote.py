@@ -7,12 +7,20 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from sentinel import apiclient, display
 from sentinel.options import as_json, at_daemon, ordering, print_json
+
+# what the daemon's API takes; written out, for these commands know nothing of its core
+KINDS: Final = ("normal", "deviant", "fault", "lost", "unknown")
+SEVERITIES: Final = ("critical", "warning", "info")
+PHASES: Final = (
+    *("proposed", "planned", "sent", "running", "unknown", "verifying"),
+    *("done", "cancelled", "refused", "failed", "stuck"),
+)
 
 
 @click.command()
@@ -27,7 +35,7 @@ def status(url: str | None, config: Path | None, json_output: bool) -> int:
 
 @click.command()
 @at_daemon
-@click.option("--kind", help="normal, deviant, fault, lost or unknown.")
+@click.option("--kind", type=click.Choice(KINDS), help="Only these.")
 @click.option("--node", help="Only this node.")
 @click.option("--model", help="Only this GPU model.")
 @click.option("--job", help="Only where this work runs.")
@@ -52,7 +60,7 @@ def gpus(
 @click.command()
 @at_daemon
 @click.option("--all", "every", is_flag=True, help="The resolved ones too.")
-@click.option("--severity", help="critical, warning or info.")
+@click.option("--severity", type=click.Choice(SEVERITIES), help="Only these.")
 @click.option("--node", help="Only this node.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many, newest first.")
 @as_json
@@ -75,7 +83,7 @@ def incidents(
 @click.command()
 @at_daemon
 @click.option("--all", "every", is_flag=True, help="Those that are over, too.")
-@click.option("--phase", help="Such as running, unknown or stuck.")
+@click.option("--phase", type=click.Choice(PHASES), help="Only these, over or not.")
 @click.option("--node", help="Only away from this node.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many, newest first.")
 @as_json

@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from sentinel import apiclient, configfile
+from sentinel import apiclient, configfile, remote
 from sentinel.cli import INTERNAL, main
 from sentinel.config import Config
+from sentinel.core import domain
 from sentinel.lab.loopback import Answer, server
 from sentinel.options import parse_time
 from tests.web.moment import TOKEN, Face, moment
@@ -96,7 +97,12 @@ def test_filters_reach_the_daemon(at: Cli) -> None:
     assert at.json("incidents", "--all")["total"] == 2
     assert at.json("migrations", "--phase", "done")["migrations"][0]["operation_id"] == "op-0"
     assert "no incidents" in at("incidents", "--node", "node-7").stdout
-    assert "kind" in at("gpus", "--kind", "sick", code=3).stderr
+
+
+def test_filters_take_what_the_daemon_takes() -> None:
+    assert set(remote.KINDS) == set(domain.Kind)
+    assert set(remote.SEVERITIES) == set(domain.Severity)
+    assert set(remote.PHASES) == set(domain.MigrationPhase)
 
 
 def test_status_of_a_daemon_that_is_not_ready_is_a_finding(at: Cli, face: Face) -> None:
@@ -223,6 +229,9 @@ def test_wrong_use_ends_with_2_and_a_hint(cli: Cli) -> None:
         ("backtest", "--start", "-1h", "--end", "-2h"): "--start must be before --end",
         ("backtest", "--start", "-1h", "--learn-end", "-2h"): "--learn-end needs --learn-start",
         ("demo", "--fault", "gremlins"): "'gremlins' is none of",
+        ("gpus", "--kind", "sick"): "'sick' is not one of 'normal', 'deviant'",
+        ("incidents", "--severity", "high"): "'high' is not one of 'critical'",
+        ("migrations", "--phase", "over"): "'over' is not one of 'proposed'",
         ("stauts",): "No such command 'stauts'",
     }.items():
         assert told in cli(*args, code=2).stderr
