@@ -112,13 +112,21 @@ def parse(text: str, source: str) -> Document:
     except yaml.MarkedYAMLError as err:
         mark = err.problem_mark or err.context_mark
         what = " ".join(part for part in (err.context, err.problem) if part)
-        text = f"not valid YAML: {what}; quote values that contain any of {{}}[]:#"
+        text = f"not valid YAML: {what}; {_yaml_hint(what)}"
         raise ConfigProblems([Problem(source, mark.line + 1 if mark else 0, "", "", text)]) from err
     except (yaml.YAMLError, ValueError, RecursionError) as err:
         text = f"not valid YAML: {str(err).splitlines()[0]}"
         raise ConfigProblems([Problem(source, 0, "", "", text)]) from err
     finally:
         loader.dispose()
+
+
+def _yaml_hint(what: str) -> str:
+    if r"'\t'" in what:
+        return "indent with spaces, not with tabs"
+    if "end of stream" in what or "<stream end>" in what:
+        return "close every bracket and quote that is opened"
+    return "close every bracket, and quote values that contain any of {}[]:#"
 
 
 def _walk(
@@ -161,9 +169,13 @@ def _told(model: type[BaseModel], document: Document, error: Any) -> Problem:
         inner = list(_required_below(model, path))
         return document.problem((*path, *inner[:1]), "is required")
     if kind in ("model_type", "model_attributes_type"):
-        keys = ", ".join(_keys_at(model, path))
-        return document.problem(path, f"expected a section with keys {keys}", value)
+        text = f"expected a section with keys {', '.join(_keys_at(model, path))}"
+        if isinstance(value, str) and re.match(r"\w+:\S", value):
+            text = f"write a space after the colon of a key; {text}"
+        return document.problem(path, text, value)
     text = str(error["msg"]).removeprefix("Value error, ")
+    if kind == "string_type" and isinstance(value, (dict, list)):
+        text += "; put the whole value in single quotes"
     return document.problem(path, text[0].lower() + text[1:], value)
 
 
@@ -303,7 +315,8 @@ def _row(key: Key) -> str:
     if key.required:
         default = "**required**"
     allowed = f" ({key.allowed.replace(' | ', ', ')})" if key.allowed else ""
-    text = (key.text + allowed).replace("|", "\\|")
+    example = f" Such as `{_yaml(key.value)}`." if key.is_example else ""
+    text = (key.text + allowed + example).replace("|", "\\|")
     return f"| `{'.'.join(key.path)}` | {default} | {key.unit} | {text} |"
 
 
