@@ -83,9 +83,9 @@ def run(config: Path) -> int:
     return run_daemon(loaded)
 
 
-@cli.command()
+@cli.command(short_help="Look at all of it, and say what to fix first.")
 @config_file
-@click.option("--for", "for_s", type=click.FloatRange(min=5), default=60.0, show_default=True,
+@click.option("--for", "for_s", type=click.FloatRange(min=5), default=120.0, show_default=True,
               help="Longest time it may take, in seconds.")  # fmt: skip
 @click.option(
     "--full", is_flag=True, help="Leave nothing out: every metric, every piece of advice."
@@ -117,7 +117,7 @@ def doctor(config: Path, for_s: float, full: bool, json_output: bool) -> int:
 @click.option("--end", type=When(), default="now", show_default=True, help="Up to here.")
 @as_json
 def learn(config: Path, start: float | None, end: float, json_output: bool) -> None:
-    """Learn what is normal from history, and write a bundle for `run`."""
+    """Learn what is normal, and write a bundle that `run` reads."""
     loaded = Config.load(config)
     start_s = end - 3600.0 * loaded.learn.window_h if start is None else start
     _check_window(start_s, end, "--start", "--end")
@@ -129,24 +129,23 @@ def learn(config: Path, start: float | None, end: float, json_output: bool) -> N
         made = history.learn(
             loaded, start_s, end, progress=report, exclusions=exclusions, now_s=now_s
         )
+    told = {
+        "schema": 1,
+        "bundle_id": made.bundle.id,
+        "path": made.path,
+        "rows": made.rows,
+        "gpus": made.gpus,
+        "cohorts": made.cohorts,
+        "skipped": made.skipped,
+    }
     if json_output:
-        print_json(
-            {
-                "schema": 1,
-                "bundle_id": made.bundle.id,
-                "path": made.path,
-                "rows": made.rows,
-                "gpus": made.gpus,
-                "cohorts": made.cohorts,
-                "skipped": made.skipped,
-            }
-        )
+        print_json(told)
         return
     display.show(display.learnt(made.cohorts, made.skipped))
-    display.show(f"bundle {made.bundle.id} of {made.gpus} GPUs, {made.rows} rows: {made.path}")
+    display.show(display.bundle(told, made.bundle.grid_s))
 
 
-@cli.command()
+@cli.command(short_help="Tell what would have alerted and moved.")
 @config_file
 @click.option("--start", type=When(), required=True, help="First moment to replay.")
 @click.option("--end", type=When(), default="now", show_default=True, help="Last moment.")
@@ -181,7 +180,7 @@ def backtest(
         display.show(display.backtest(found))
 
 
-@cli.command()
+@cli.command(short_help="Show the whole story on a simulated fleet.")
 @click.option("--for", "for_s", type=click.FloatRange(min=1), default=240.0, show_default=True,
               help="Longest time it may take, in seconds.")  # fmt: skip
 @click.option("--fault", help="What goes wrong; see --list-faults.")
@@ -215,7 +214,7 @@ def demo(
     return lab.run_demo(for_s=for_s, json_output=json_output, fault=name, seed=seed, keep=keep)
 
 
-@cli.command()
+@cli.command(short_help="Serve this host's NVIDIA GPUs to Prometheus.")
 @click.option("--listen", default="127.0.0.1:9478", show_default=True, help="Where to serve.")
 @click.option("--deadline", "deadline_s", type=click.FloatRange(0.1, 60.0), default=1.5,
               show_default=True, help="Longest a scrape waits for GPUs, in seconds.")  # fmt: skip

@@ -28,6 +28,8 @@ STYLES: Final = {
     "resolved": "green",
 }
 
+_LITTLE_MIN: Final = 60.0
+
 
 def status(answer: dict[str, Any]) -> RenderableType:
     ready = Text("ready", "green") if answer["ready"] else Text("NOT READY", "bold red")
@@ -129,19 +131,44 @@ def learnt(cohorts: Iterable[dict[str, Any]], skipped: Iterable[str]) -> Rendera
     return Group(table, *(Text(f"left out: {text}", "yellow") for text in skipped))
 
 
+def bundle(made: dict[str, Any], grid_s: float) -> RenderableType:
+    """What was learnt from: a row is one GPU for `grid_s`."""
+    rows, used = made["rows"], sum(c["gpus"] for c in made["cohorts"])
+    of = f"{used} of {made['gpus']} GPUs" if used < made["gpus"] else f"{used} GPUs"
+    minutes = rows * grid_s / 60.0 / max(used, 1)
+    what = f"bundle {made['bundle_id']} from {of}, {rows} rows of {grid_s:g} s: {made['path']}"
+    lines = [Text(what)]
+    if minutes < _LITTLE_MIN:
+        hint = f"that is {minutes:.0f} min of a GPU: learn again when there is a day to learn from"
+        lines.append(Text(hint, "yellow"))
+    rest = "a daemon reads it when it starts, or after it has next learnt by itself"
+    return Group(*lines, Text(rest, "dim"))
+
+
 def backtest(report: dict[str, Any]) -> RenderableType:
     table = _table("confirmed", "subject", "host", "alert", "severity", "pattern", "would migrate")
     for i in report["incidents"]:
         subject = f"{i['subject']['kind']} {i['subject']['id']}"
-        would = Text("yes", "bold") if i["would_migrate"] else Text("no", "dim")
+        would = Text("yes", "bold") if i["would_migrate"] else Text(_not_moved(i), "dim")
         confirmed, name = clock(i["confirmed_at"]), i["alertname"] or ""
         severity, pattern = _word(i["severity"]), i["pattern"]
         table.add_row(confirmed, subject, i["host"] or "", name, severity, pattern, would)
     days, blind = report["coverage"]["gpu_days"], report["coverage"]["blind_gpu_days"]
     count = len(report["incidents"])
     rate = f", {count / days:.4g} per GPU-day" if days else ""
-    text = f"{count} incidents in {days:.3g} GPU-days ({blind:.3g} of them blind){rate}"
-    return Group(table, Text(text)) if count else Text(text)
+    noun = "incident" if count == 1 else "incidents"
+    lines = [Text(f"{count} {noun} in {days:.3g} GPU-days, {blind:.3g} of them blind{rate}")]
+    if not days:
+        hint = "no GPU reported in this time: check prometheus.selector and --start"
+        lines.append(Text(hint, "yellow"))
+    return Group(table, *lines) if count else Group(*lines)
+
+
+def _not_moved(incident: dict[str, Any]) -> str:
+    """`no`, and what held the first order back."""
+    held = (d["blocked_by"] for d in incident["decisions"] if not d["allowed"])
+    why = next((w for w in held if w), "")
+    return f"no: {why}" if why else "no"
 
 
 def clock(at: str | None) -> str:

@@ -23,7 +23,7 @@ PHASES: Final = (
 )
 
 
-@click.command()
+@click.command(short_help="Tell how the daemon fares.")
 @at_daemon
 @as_json
 def status(url: str | None, config: Path | None, json_output: bool) -> int:
@@ -114,7 +114,7 @@ def cancel(operation_id: str, **options: Any) -> None:
     _order(f"migrations/{apiclient.segment(operation_id)}/cancel", **options)
 
 
-@click.command()
+@click.command(short_help="Release an incident, a node or a GPU.")
 @click.argument("target")
 @ordering
 def release(target: str, **options: Any) -> None:

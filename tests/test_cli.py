@@ -14,8 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console, RenderableType
 
-from sentinel import apiclient, configfile, remote
+from sentinel import apiclient, configfile, display, remote
 from sentinel.cli import INTERNAL, main
 from sentinel.config import Config
 from sentinel.core import domain
@@ -109,6 +110,40 @@ def test_status_of_a_daemon_that_is_not_ready_is_a_finding(at: Cli, face: Face) 
     face.now = moment(tick=moment().tick.failed("disk full"))
     assert "NOT READY" in at("status", code=1).stdout
     assert at.json("status", code=1)["reasons"] == ["the last tick failed: disk full"]
+
+
+def test_what_was_learnt_says_from_how_much() -> None:
+    made = {"bundle_id": "bundle-1", "path": "/b", "gpus": 8, "cohorts": [{"gpus": 6}]}
+    assert "from 6 of 8 GPUs, 30 rows of 60 s" in drawn(display.bundle(made | {"rows": 30}, 60.0))
+    assert "5 min of a GPU: learn again" in drawn(display.bundle(made | {"rows": 30}, 60.0))
+    assert "learn again" not in drawn(display.bundle(made | {"rows": 6 * 1440}, 60.0))
+
+
+def test_a_backtest_says_what_held_an_order_back_and_that_there_was_no_gpu() -> None:
+    held = {"action": "fence", "allowed": False, "blocked_by": "fenced_percent"}
+    seen = {
+        "subject": {"kind": "gpu", "id": "GPU-1"},
+        "host": "node-1",
+        "confirmed_at": "2023-11-14T22:13:20Z",
+        "alertname": "SentinelGpuFault",
+        "severity": "critical",
+        "pattern": "off the bus",
+        "would_migrate": False,
+    }
+    coverage = {"gpu_days": 2.0, "blind_gpu_days": 0.5}
+    report = {"incidents": [seen | {"decisions": [held]}], "coverage": coverage}
+    told = drawn(display.backtest(report))
+    assert "no: fenced_percent" in told
+    assert "1 incident in 2 GPU-days, 0.5 of them blind" in told
+    none = {"incidents": [], "coverage": {"gpu_days": 0.0, "blind_gpu_days": 0.0}}
+    assert "no GPU reported in this time" in drawn(display.backtest(none))
+
+
+def drawn(what: RenderableType) -> str:
+    console = Console(width=200)
+    with console.capture() as text:
+        console.print(what)
+    return text.get()
 
 
 # ---- changing -----------------------------------------------------------------------
