@@ -182,7 +182,7 @@ def reference_page() -> str:
         "# Metrics\n\n"
         "The daemon's own metrics, on `/metrics` of `http.listen`. They describe the newest\n"
         "finished tick. `sentinel_gpu_anomaly_score` is one series per GPU and is left out with\n"
-        "`http.per_gpu_metrics: false`. `rules/sentinel.yaml` watches the daemon by them.\n\n"
+        "`http.per_gpu_metrics: false`. `rules/sentinel.rules.yaml` watches the daemon by them.\n\n"
         "| metric | type | labels | meaning |\n|---|---|---|---|\n" + rows + "\n"
         "This page is made from `sentinel/web/metrics.py` by `make generated`.\n"
     )
