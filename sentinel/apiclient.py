@@ -91,6 +91,11 @@ def _refusal(answer: requests.Response, had_token: bool) -> SentinelError:
     if answer.status_code in (401, 403):
         return ConfigError(f"the daemon refuses: {said}")
     if answer.status_code in (404, 409):
+        if not _is_ours(answer):
+            return DependencyError(
+                f"{answer.url} is no page of a sentinel daemon (HTTP {answer.status_code}): check "
+                "the URL"
+            )
         return NotThere(said)
     return DependencyError(f"the daemon answers {answer.status_code}: {said}")
 
@@ -106,6 +111,13 @@ def _json(answer: requests.Response) -> Any:
             f"{SCHEMA}): check the URL, and that both have the same version"
         )
     return content
+
+
+def _is_ours(answer: requests.Response) -> bool:
+    try:
+        return "detail" in answer.json()
+    except (ValueError, TypeError):
+        return False
 
 
 def _detail(answer: requests.Response) -> str:

@@ -39,6 +39,7 @@ from sentinel.core.domain import (
     Migration,
     Outcome,
     Reason,
+    Severity,
     Step,
 )
 from sentinel.core.frame import Telemetry
@@ -208,7 +209,16 @@ class Daemon:
             return self._telemetry.blind(now, str(err))
         self._once.clear("pull", "Prometheus answers again")
         self._telemetry.add(samples)
-        return self._telemetry.frame(now)
+        frame = self._telemetry.frame(now)
+        if frame.coverage.gpus_expected:
+            self._once.clear("no GPU", "GPUs report")
+        else:
+            self._once.error(
+                "no GPU",
+                "Prometheus answers without any GPU: check prometheus.selector and the exporters; "
+                "`sentinel doctor` says which",
+            )
+        return frame
 
     def _act(self, done: Step) -> None:
         for action in done.actions:
@@ -446,11 +456,17 @@ def _log_transitions(done: Step) -> None:
         # a suspicion is a passing thought until it is confirmed
         passing = IncidentPhase.SUSPECTED in (t.from_phase, t.to_phase)
         quiet = passing and t.to_phase != IncidentPhase.CONFIRMED
+        incident = done.control.incidents.get(t.id)
+        pages = incident is not None and incident.severity is Severity.CRITICAL
+        level = logging.WARNING if pages else logging.INFO
         log.log(
-            logging.DEBUG if quiet else logging.INFO,
-            "%s %s: %s -> %s: %s",
+            logging.DEBUG if quiet else level,
+            "%s %s%s: %s -> %s: %s",
             t.entity,
             t.id,
+            f" ({incident.subject.kind} {incident.subject.id}, {incident.node or 'no node'})"
+            if incident is not None
+            else "",
             t.from_phase or "-",
             t.to_phase,
             t.reason,

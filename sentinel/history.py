@@ -141,16 +141,23 @@ def learn(
         progress(0.9 + 0.1 * done / len(gathered), f"clustering {name}")
         count = sum(len(v) for v in rows.values)
         if count < MIN_ROWS:
-            skipped.append(f"{name}: only {count} rows of history, {MIN_ROWS} are needed")
+            skipped.append(
+                f"{name}: only {count} usable moments of its GPUs, {MIN_ROWS} are needed; wait"
+            )
             continue
         cohort, evaluation = _fit(model, rows, settings, config, end_s - start_s)
         cohorts[model] = cohort
         report.append({"model": model, "gpus": len(rows.code), "rows": count, **evaluation})
     if not cohorts:
-        why = "; ".join(skipped) or "no GPU reported in it"
+        why = "; ".join(skipped) or (
+            f"{gpus} GPUs reported, none for long enough at one work (jobs.settle_s); wait, or "
+            "start `sentinel run`, which learns by itself"
+            if gpus
+            else "no GPU reported in it. Check prometheus.selector and Prometheus's retention, or "
+            "give another window"
+        )
         raise DependencyError(
-            f"nothing to learn between {_when(start_s)} and {_when(end_s)}: {why}. "
-            "Check prometheus.selector and Prometheus's retention, or give another window"
+            f"nothing to learn between {_when(start_s)} and {_when(end_s)}: {why}"
         )
     made = Bundle(
         bundles.bundle_id(cohorts, end_s),

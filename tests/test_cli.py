@@ -216,6 +216,15 @@ def test_something_else_on_the_port_is_told(cli: Cli, content: object) -> None:
     other.server_close()
 
 
+def test_a_page_of_something_else_is_no_finding(cli: Cli) -> None:
+    other = server("127.0.0.1:0", lambda _: Answer(404, "404 page not found"))
+    threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
+    url = f"http://127.0.0.1:{other.server_address[1]}"
+    assert "is no page of a sentinel daemon" in cli("status", "--url", url, code=3).stderr
+    other.shutdown()
+    other.server_close()
+
+
 # ---- configuration ------------------------------------------------------------------
 
 

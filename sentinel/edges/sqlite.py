@@ -69,7 +69,10 @@ def prepare(directory: Path) -> Lock:
     try:
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     except OSError as err:
-        raise StateError(f"state.dir {directory}: cannot create it: {err.strerror}") from err
+        raise StateError(
+            f"state.dir {directory}: cannot create it: {err.strerror}; create it for the user who "
+            "runs this, or name another folder"
+        ) from err
     return Lock(directory)
 
 

@@ -81,4 +81,6 @@ class Snapshot:
             found.append(f"the last tick failed: {self.tick.error}")
         if self.frame.coverage.blind:
             found.append(f"blind: {self.frame.coverage.reason or 'no telemetry'}")
+        elif not self.frame.coverage.gpus_expected:
+            found.append("no GPU is seen: check prometheus.selector and the exporters")
         return tuple(found)

@@ -37,6 +37,7 @@ def test_ready_while_ticks_finish_and_telemetry_arrives(client: httpx.Client) ->
     ("changes", "reason"),
     [
         ({"frame": replace(FRAME, coverage=Coverage(4, 0, blind=True, reason="refused"))}, "blind"),
+        ({"frame": replace(FRAME, coverage=Coverage(0, 0))}, "no GPU is seen"),
         ({"tick": moment().tick.failed("disk full")}, "the last tick failed: disk full"),
         ({"tick": moment().tick.finished(NOW_S - 100, 0.1)}, "the last tick finished 101 s ago"),
     ],
