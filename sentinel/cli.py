@@ -9,6 +9,7 @@ or the command line, 3 a dependency that is unreachable or wrong, 4 the state, 7
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import sys
@@ -107,7 +108,10 @@ def doctor(config: Path, for_s: float, full: bool, json_output: bool) -> int:
     if json_output:
         print_json(found.plain())
     else:
-        display.show(show.report(found, full=full))
+        plain = not sys.stdout.encoding.lower().startswith("utf")
+        if plain and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # for names that others have given
+        display.show(show.report(found, full=full, plain=plain))
     return found.exit_code
 
 

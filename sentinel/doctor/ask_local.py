@@ -155,6 +155,6 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
 def _secret(config: Config, key: str, name: str) -> Secret:
     path = config.file(name)
     try:
-        return Secret(key, str(path), path.stat().st_mode & 0o777)
+        return Secret(key, str(path), f"{path.stat().st_mode & 0o777:03o}")
     except OSError as err:
-        return Secret(key, str(path), None, (err.strerror or str(err)).lower())
+        return Secret(key, str(path), "", (err.strerror or str(err)).lower())

@@ -21,6 +21,7 @@ _TARGETS_BYTES: Final = 64 << 20
 _COMMON: Final = ("temp_c", "power_w", "sm_clock_mhz", "fb_used_mib")  # every exporter has some
 _GPU_WORDS: Final = "dcgm|nvidia|nvml|gpu"
 _LIKE_GPU: Final = re.compile(_GPU_WORDS, re.IGNORECASE)
+_GPU_PORT: Final = re.compile(r":(9400|9835|9478)/")
 _NAMES_MAX: Final = 10
 _UNITS_S: Final = {
     "ms": 0.001,
@@ -178,7 +179,9 @@ class Prometheus:
         return tuple(
             self._target(place, listed.get(place), measured)
             for place in sorted(known)
-            if place[0] in wanted or _LIKE_GPU.search(place[0]) or _gpu_port(listed.get(place, {}))
+            if place[0] in wanted
+            or _LIKE_GPU.search(place[0])
+            or _gpu_port(place[1], listed.get(place, {}))
         )
 
     def elsewhere(self, catalog: Catalog) -> Elsewhere:
@@ -215,6 +218,12 @@ class Prometheus:
     def scraped(self) -> tuple[str, ...]:
         """Instances of the daemon that are scraped here."""
         return tuple(sorted(m.get("instance", "") for m, _ in self._instant("sentinel_build_info")))
+
+    def targeted(self) -> tuple[str, ...]:
+        """Targets at the daemon's own port, whether or not it answers."""
+        port = self._config.http.listen.rpartition(":")[2]
+        rows = self._instant(f'up{{instance=~".+:{port}"}}')
+        return tuple(sorted(m.get("instance", "") for m, _ in rows))
 
     def certificate(self) -> float | None:
         return self._site.certificate_ends_s(timeout_s=self._timeout_s)
@@ -380,6 +389,6 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text)
 
 
-def _gpu_port(target: Mapping[str, Any]) -> bool:
+def _gpu_port(instance: str, listed: Mapping[str, Any]) -> bool:
     """Whether it is scraped at a port that GPU exporters alone use."""
-    return bool(re.search(r":(9400|9835|9478)/", str(target.get("scrapeUrl", ""))))
+    return bool(_GPU_PORT.search(f"{instance}/ {listed.get('scrapeUrl', '')}"))

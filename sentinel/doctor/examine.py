@@ -27,7 +27,7 @@ from sentinel.doctor.report import Finding, Report, Severity
 from sentinel.edges.status import NoReply
 from sentinel.errors import ConfigError, SentinelError
 
-WITHIN_S: Final = 60.0
+WITHIN_S: Final = 120.0
 T = TypeVar("T")
 Progress = Callable[[float, str], None]
 
@@ -184,6 +184,7 @@ def _start_prometheus(
     crew.start("elsewhere", "other GPU series", elsewhere)
     crew.start("rules", "alerting rules", server.rules)
     crew.start("scraped", "the daemon's own metrics", server.scraped)
+    crew.start("targeted", "the daemon as a target", server.targeted)
     crew.start("certificate", "Prometheus's certificate", server.certificate)
 
 
@@ -232,7 +233,10 @@ def _facts(crew: _Crew, config: Config, now_s: float) -> facts.Facts:
         crew.get("listen", None, unfinished),
         crew.get("secrets", (), unfinished),
         facts.Watchers(
-            crew.get("rules", None, watching), crew.get("scraped", None, watching), watching
+            crew.get("rules", None, watching),
+            crew.get("scraped", None, watching),
+            crew.get("targeted", (), {}),
+            watching,
         ),
         unfinished,
     )

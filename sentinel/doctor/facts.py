@@ -289,12 +289,12 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """One file that the configuration names. `mode` are its permission bits, None where it
-    comes from the environment or cannot be read."""
+    """One file that the configuration names. `mode` are its permission bits as chmod takes
+    them, empty where it cannot be looked at."""
 
     key: str
     path: str
-    mode: int | None = None
+    mode: str = ""
     trouble: str = ""
 
 
@@ -302,10 +302,11 @@ class Secret:
 class Watchers:
     """Who watches the daemon. `rules` are the names of alerting rules that look at its
     metrics, None where the server has no rules API; `scraped` the instances it is scraped
-    from."""
+    from, `targeted` those at its port that are scraped, whether or not it answers there."""
 
     rules: tuple[str, ...] | None = None
     scraped: tuple[str, ...] | None = None
+    targeted: tuple[str, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from sentinel.core.catalog import Source
-from sentinel.core.domain import KINDS, Bools, Floats, Frame, Ints, Judgement, Presence, Workload
+from sentinel.core.domain import KINDS, Bools, Floats, Frame, Judgement, Presence, Workload
 from sentinel.core.placement import ModelRanks
-from sentinel.doctor.facts import Doubles, Exporter, Fleet, Model, Naming, Work
+from sentinel.doctor.doubles import Rows, doubles, newest_of, rows_of
+from sentinel.doctor.facts import Exporter, Fleet, Model, Naming, Work
 from sentinel.doctor.metrics import metrics
 from sentinel.doctor.reading import Reading
 
@@ -37,17 +37,6 @@ _WORK_LIKE: Final = re.compile(r"(^|_)(pod|job|jobid|workload|task|container|use
 _NOT_WORK: Final = ("job", "container_name", "pod_ip")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """The series of GPUs: numbers of `reading`'s rows, and what each belongs to."""
-
-    row: Ints
-    gpu: Ints
-    target: Ints
-    last_s: Floats
-    slot: Ints
-
-
 def fleet(
     reading: Reading,
     frame: Frame,
@@ -57,9 +46,9 @@ def fleet(
     at_s: float,
 ) -> Fleet:
     """The fleet at `at_s`, by the clock that stamped the samples."""
-    rows = _rows(reading)
+    rows = rows_of(reading)
     here = np.isin(frame.presence, _HERE)
-    newest_s = _newest(reading, rows)
+    newest_s = newest_of(reading, rows)
     ahead_s = newest_s[np.isfinite(newest_s)] - at_s
     values = _values(reading, rows)
     counts = Counter(Presence(code).name.lower() for code in frame.presence.tolist())
@@ -73,7 +62,7 @@ def fleet(
         ahead_max_s=float(max(ahead_s.max(initial=0.0), 0.0)),
         exporters=_exporters(reading, rows, newest_s, at_s),
         naming=_naming(reading, rows, frame),
-        doubles=_doubles(reading, rows, newest_s),
+        doubles=doubles(reading, rows, newest_s),
         models=_models(reading, rows, frame, models),
         metrics=metrics(reading, frame, here, models, values),
         work=_work(reading, rows, frame, here),
@@ -89,20 +78,7 @@ def fleet(
     )
 
 
-def _rows(reading: Reading) -> _Rows:
-    series = reading.roster.series
-    row = np.flatnonzero(reading.of_gpu & (reading.count > 0))
-    return _Rows(row, series.gpu[row], series.exporter[row], reading.last_s[row], series.slot[row])
-
-
-def _newest(reading: Reading, rows: _Rows) -> Floats:
-    """The newest sample of every target [targets]."""
-    newest = np.full(reading.roster.exporters.rows, -np.inf)
-    np.maximum.at(newest, rows.target, rows.last_s)
-    return newest
-
-
-def _values(reading: Reading, rows: _Rows) -> Floats:
+def _values(reading: Reading, rows: Rows) -> Floats:
     """The last values as shown, in canonical units [roster's gpus, metrics]; NaN where none."""
     series, catalog = reading.roster.series, reading.catalog
     out = np.full((len(reading.roster.uuids), len(catalog.metrics)), -np.inf)
@@ -116,9 +92,7 @@ def _values(reading: Reading, rows: _Rows) -> Floats:
 # ---- exporters ----------------------------------------------------------------------
 
 
-def _exporters(
-    reading: Reading, rows: _Rows, newest_s: Floats, at_s: float
-) -> tuple[Exporter, ...]:
+def _exporters(reading: Reading, rows: Rows, newest_s: Floats, at_s: float) -> tuple[Exporter, ...]:
     """One row per kind and job. A target is of the kind that most of its series are of."""
     kinds: dict[int, Counter[str]] = defaultdict(Counter)
     first: dict[int, int] = {}
@@ -177,7 +151,7 @@ def look(name: str) -> str:
     return "fqdn" if "." in name else "plain"
 
 
-def _naming(reading: Reading, rows: _Rows, frame: Frame) -> Naming:
+def _naming(reading: Reading, rows: Rows, frame: Frame) -> Naming:
     identity = reading.identity
     told_by: Counter[str] = Counter()
     exported: set[str] = set()
@@ -228,93 +202,10 @@ def _told_by(
     return ""
 
 
-# ---- doubles ------------------------------------------------------------------------
-
-
-def _doubles(reading: Reading, rows: _Rows, newest_s: Floats) -> Doubles:
-    paces = {t: reading.interval_s(t) or 60.0 for t in np.unique(rows.target).tolist()}
-    pace_s = np.array([paces[t] for t in rows.target.tolist()])
-    fresh = rows.last_s >= newest_s[rows.target] - 0.5 * pace_s
-    alive = newest_s[rows.target] >= newest_s.max(initial=-np.inf) - 3.0 * pace_s
-    shown: dict[int, set[int]] = defaultdict(set)
-    for gpu, target in zip(
-        rows.gpu[fresh & alive].tolist(), rows.target[fresh & alive].tolist(), strict=True
-    ):
-        shown[gpu].add(target)
-    names = _targets(reading, rows)
-    replicas = _replicas(reading, rows)
-    # two views of one target by two Prometheus servers are no second exporter
-    distinct = {gpu: {names[t][:2] for t in targets} for gpu, targets in shown.items()}
-    many = {gpu: targets for gpu, targets in distinct.items() if len(targets) > 1}
-    example = sorted(next(iter(many.values()), set()))
-    return Doubles(
-        len(many),
-        tuple(f"{job}/{instance}" for job, instance in example),
-        tuple(sorted({job for targets in many.values() for job, _ in targets})),
-        any(len({i for _, i in targets}) < len(targets) for targets in many.values()),
-        _shared(reading, rows, fresh),
-        _churned(reading, rows, fresh),
-        replicas,
-    )
-
-
-def _targets(reading: Reading, rows: _Rows) -> dict[int, tuple[str, str]]:
-    """(job, instance) of every target."""
-    found: dict[int, tuple[str, str]] = {}
-    for row, target in zip(rows.row.tolist(), rows.target.tolist(), strict=True):
-        if target not in found:
-            labels = reading.labels(row)
-            found[target] = (labels.get("job", ""), labels.get("instance", ""))
-    return found
-
-
-def _replicas(reading: Reading, rows: _Rows) -> dict[str, tuple[str, ...]]:
-    """Labels whose value alone tells two views of one target apart."""
-    values: dict[str, dict[tuple[str, str], set[str]]] = defaultdict(lambda: defaultdict(set))
-    seen: set[int] = set()
-    for row, target in zip(rows.row.tolist(), rows.target.tolist(), strict=True):
-        if target in seen:
-            continue
-        seen.add(target)
-        labels = reading.labels(row)
-        place = (labels.get("job", ""), labels.get("instance", ""))
-        for name in reading.identity.replica_from:
-            if labels.get(name):
-                values[name][place].add(labels[name])
-    return {
-        name: tuple(sorted({value for told in places.values() for value in told}))
-        for name, places in values.items()
-        if any(len(told) > 1 for told in places.values())
-    }
-
-
-def _shared(reading: Reading, rows: _Rows, fresh: Bools) -> int:
-    """GPUs of which one scrape shows one value several times, for one pod each."""
-    gpus = _repeated(reading, rows, fresh)
-    return len(gpus)
-
-
-def _churned(reading: Reading, rows: _Rows, fresh: Bools) -> int:
-    """GPUs whose series were ended and begun again under other labels of work."""
-    everything = _repeated(reading, rows, np.ones(len(fresh), dtype=bool))
-    return len(everything - _repeated(reading, rows, fresh))
-
-
-def _repeated(reading: Reading, rows: _Rows, kept: Bools) -> set[int]:
-    counts: Counter[tuple[int, int, str]] = Counter()
-    gpu_of: dict[tuple[int, int, str], int] = {}
-    for at in np.flatnonzero(kept & (rows.slot >= 0)).tolist():
-        row = int(rows.row[at])
-        place = (int(rows.target[at]), int(rows.slot[at]), reading.keys[row].name)
-        counts[place] += 1
-        gpu_of[place] = int(rows.gpu[at])
-    return {gpu_of[place] for place, n in counts.items() if n > 1}
-
-
 # ---- models, work -------------------------------------------------------------------
 
 
-def _models(reading: Reading, rows: _Rows, frame: Frame, models: ModelRanks) -> tuple[Model, ...]:
+def _models(reading: Reading, rows: Rows, frame: Frame, models: ModelRanks) -> tuple[Model, ...]:
     place = {uuid: row for row, uuid in enumerate(reading.roster.uuids)}
     of_slice = reading.roster.series.of_slice[rows.row]
     cut = set(rows.gpu[of_slice].tolist())
@@ -349,7 +240,7 @@ def _models(reading: Reading, rows: _Rows, frame: Frame, models: ModelRanks) -> 
     return tuple(out)
 
 
-def _work(reading: Reading, rows: _Rows, frame: Frame, here: Bools) -> Work:
+def _work(reading: Reading, rows: Rows, frame: Frame, here: Bools) -> Work:
     names = list(frame.metrics)
     busy = np.zeros(len(frame.gpus), dtype=bool)
     for name in ("gpu_util_ratio", "gr_engine_active_ratio", "sm_active_ratio"):
@@ -373,7 +264,7 @@ def _work(reading: Reading, rows: _Rows, frame: Frame, here: Bools) -> Work:
     )
 
 
-def _work_labels(reading: Reading, rows: _Rows, named: list[Workload]) -> dict[str, str]:
+def _work_labels(reading: Reading, rows: Rows, named: list[Workload]) -> dict[str, str]:
     """Labels that look as if they named work, where none that is read does."""
     if named:
         return {}
@@ -400,7 +291,7 @@ def _idle_profiling(reading: Reading, frame: Frame, values: Floats) -> int:
     return int(np.count_nonzero(works & stands))
 
 
-def _energy_still(reading: Reading, rows: _Rows, frame: Frame) -> int:
+def _energy_still(reading: Reading, rows: Rows, frame: Frame) -> int:
     """GPUs whose energy counter did not move in two minutes though power is drawn."""
     series, catalog = reading.roster.series, reading.catalog
     column = catalog.column("energy_j")

@@ -73,6 +73,7 @@ BEFORE_REMAP: Final = frozenset({"retired_pages_sbe", "retired_pages_dbe", "reti
 
 DCGM_LIST: Final = "dcgm-exporter's list of fields"
 SMI_LIST: Final = "nvidia_gpu_exporter's --query-field-names"
+_WIDTH: Final = 76
 _FIELD: Final = re.compile(r"DCGM_(FI|EXP)_\w+")
 _SMI_FIELDS: Final = {
     "gpu_util_ratio": "utilization.gpu",
@@ -172,9 +173,11 @@ def _dcgm(metric: Metric, kind: str, names: list[Alias]) -> Enable:
 
 
 def _csv(metric: Metric, field: str) -> str:
-    """A line as dcgm-exporter reads it; a comma would end the text."""
+    """A line as dcgm-exporter reads it, short enough to be copied off a terminal; a comma would
+    end the text."""
     kind = "counter" if metric.kind is MetricKind.COUNTER else "gauge"
-    return f"{field}, {kind}, {metric.label.replace(',', ' -')}"
+    line = f"{field}, {kind}, {metric.label.replace(',', ' -')}"
+    return line if len(line) <= _WIDTH else f"{field}, {kind}, {metric.name.replace('_', ' ')}"
 
 
 def _smi(metric: Metric) -> Enable:

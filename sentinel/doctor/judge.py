@@ -12,8 +12,10 @@ from typing import Final
 from sentinel.config import Config
 from sentinel.core.catalog import Catalog
 from sentinel.doctor.facts import Facts, Prometheus, Pull
-from sentinel.doctor.judge_fleet import LEAST_HISTORY_S, fleet_findings
-from sentinel.doctor.judge_others import certificate_ends, other_findings
+from sentinel.doctor.judge_delivery import certificate_ends, delivery_findings
+from sentinel.doctor.judge_fleet import fleet_findings
+from sentinel.doctor.judge_here import here_findings
+from sentinel.doctor.judge_metrics import LEAST_HISTORY_S
 from sentinel.doctor.report import Finding, Severity
 from sentinel.doctor.words import count, size, span
 
@@ -28,7 +30,8 @@ def judge(config: Config, facts: Facts, catalog: Catalog) -> tuple[Finding, ...]
     found = [*_prometheus(config, facts)]
     if not facts.prometheus.trouble:
         found += fleet_findings(config, facts)
-    found += other_findings(config, facts)
+    found += delivery_findings(config, facts)
+    found += here_findings(config, facts)
     found += [_unfinished(name, why) for name, why in facts.unfinished.items()]
     return tuple(found)
 

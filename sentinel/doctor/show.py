@@ -9,22 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from sentinel.doctor import howto
 from sentinel.doctor.facts import Fleet, Metric
-from sentinel.doctor.judge_fleet import absent
+from sentinel.doctor.judge_metrics import absent
 from sentinel.doctor.report import SECTIONS, Finding, Report, Severity
 
 _MARKS: Final = {
-    Severity.OK: ("✓", "green"),
-    Severity.ADVICE: ("!", "yellow"),
-    Severity.PROBLEM: ("✗", "bold red"),
-    Severity.UNKNOWN: ("?", "magenta"),
+    Severity.OK: "✓", Severity.ADVICE: "!", Severity.PROBLEM: "✗", Severity.UNKNOWN: "?",
+}  # fmt: skip
+_PLAIN: Final = {**_MARKS, Severity.OK: "+", Severity.PROBLEM: "X"}
+_STYLES: Final = {
+    Severity.OK: "green",
+    Severity.ADVICE: "yellow",
+    Severity.PROBLEM: "bold red",
+    Severity.UNKNOWN: "magenta",
 }
 _WORST: Final = (Severity.PROBLEM, Severity.UNKNOWN, Severity.ADVICE, Severity.OK)
 _TITLE: Final = max(map(len, SECTIONS.values())) + 1
@@ -33,10 +36,24 @@ _TO_DO: Final = 4  # told with all there is to do; the others in a line each
 _METRICS: Final = 6
 
 
-def report(found: Report, *, full: bool = False) -> RenderableType:
-    """The whole report; with `full` nothing is left out."""
+class _Marks:
+    """The marks of the terminal at hand: a plain one cannot draw a tick."""
+
+    def __init__(self, plain: bool) -> None:
+        self.step = "-" if plain else "→"
+        self._of = _PLAIN if plain else _MARKS
+
+    def of(self, severity: Severity) -> Text:
+        mark, style = self._of[severity], _STYLES[severity]
+        return Text(mark, style)
+
+
+def report(found: Report, *, full: bool = False, plain: bool = False) -> RenderableType:
+    """The whole report; with `full` nothing is left out, with `plain` it is ASCII but for what
+    others have named."""
+    marks = _Marks(plain)
     parts: list[RenderableType] = [_head(found), Text()]
-    parts += [_section(name, found, full) for name in SECTIONS if _of(name, found)]
+    parts += [_section(name, found, full, marks) for name in SECTIONS if _of(name, found)]
     fleet = found.facts.fleet if found.facts else None
     if fleet is not None and fleet.gpus:
         table = _metrics(fleet, full)
@@ -44,24 +61,14 @@ def report(found: Report, *, full: bool = False) -> RenderableType:
             parts += [Text(), table]
     for block in found.blocks:
         parts += [Text(), _heading(f"Add to {block.into}:")]
-        parts.append(Group(*(_Line(f"  {line}") for line in block.lines)))
+        lines = [Text(f"  {line}", "cyan", overflow="fold") for line in block.lines]
+        parts.append(Group(*lines))
         if block.note:
             parts.append(Padding(Text(block.note, "dim"), (0, 0, 0, 2)))
     if found.to_do:
-        parts += [Text(), *_to_do(found, full)]
+        parts += [Text(), *_to_do(found, full, marks)]
     parts += [Text(), _summary(found)]
     return Group(*parts)
-
-
-class _Line:
-    """A line to copy: never broken, since a part of it is worth nothing."""
-
-    def __init__(self, text: str, style: str = "cyan") -> None:
-        self._text, self._style = text, style
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Segment(self._text, console.get_style(self._style))
-        yield Segment.line()
 
 
 def _head(found: Report) -> Text:
@@ -79,7 +86,7 @@ def _of(section: str, found: Report) -> list[Finding]:
     return [f for f in found.findings if f.section == section]
 
 
-def _section(name: str, found: Report, full: bool) -> RenderableType:
+def _section(name: str, found: Report, full: bool, marks: _Marks) -> RenderableType:
     """What is not well before what is; of that, at most a few lines."""
     findings = sorted(_of(name, found), key=lambda f: _WORST.index(f.severity))
     well = [f for f in findings if f.severity is Severity.OK]
@@ -89,11 +96,11 @@ def _section(name: str, found: Report, full: bool) -> RenderableType:
     table.add_column(width=_TITLE, no_wrap=True)
     table.add_column()
     for place, finding in enumerate(findings[: len(findings) - left_out]):
-        mark, style = _MARKS[finding.severity]
         title = Text(SECTIONS[name], "bold") if place == 0 else Text()
-        seen = finding.severity is Severity.OK and place > 0
-        told = "" if finding.severity is Severity.OK else style.removeprefix("bold ")
-        table.add_row(Text("" if seen else mark, style), title, Text(finding.what, told))
+        is_well = finding.severity is Severity.OK
+        mark = Text() if is_well and place > 0 else marks.of(finding.severity)
+        told = "" if is_well else _STYLES[finding.severity].removeprefix("bold ")
+        table.add_row(mark, title, Text(finding.what, told))
     if left_out:
         table.add_row("", "", Text(f"and {left_out} more that are well", "dim"))
     return table
@@ -141,39 +148,38 @@ def _share(metric: Metric) -> Text:
 # ---- what to do ---------------------------------------------------------------------
 
 
-def _to_do(found: Report, full: bool) -> Iterator[RenderableType]:
+def _to_do(found: Report, full: bool, marks: _Marks) -> Iterator[RenderableType]:
     yield _heading("To do, the first thing first")
     listed = [f for f in found.to_do if f.do or f.severity is Severity.PROBLEM]
     for number, finding in enumerate(listed, 1):
         brief = not full and number > _TO_DO
-        yield _one_to_do(number, finding, brief=brief)
+        yield _one_to_do(number, finding, marks, brief=brief)
     if not full and len(listed) > _TO_DO:
         yield Text("     --full tells what to do about each", "dim")
 
 
-def _one_to_do(number: int, finding: Finding, *, brief: bool) -> RenderableType:
-    mark, style = _MARKS[finding.severity]
-    parts: list[RenderableType] = [Text(finding.what, style)]
+def _one_to_do(number: int, finding: Finding, marks: _Marks, *, brief: bool) -> RenderableType:
+    parts: list[RenderableType] = [Text(finding.what, _STYLES[finding.severity])]
     if finding.why and not brief:
         parts.append(Text(finding.why, "dim"))
     for step in () if brief else finding.do:
         if step.startswith(" "):
             parts.append(Text(f" {step}", "cyan"))
         else:
-            parts.append(_step(step))
+            parts.append(_step(step, marks))
     table = Table.grid(padding=(0, 1))
     table.add_column(width=2, justify="right", style="dim")
     table.add_column(width=1)
     table.add_column(ratio=1)
-    table.add_row(str(number), Text(mark, style), Group(*parts))
+    table.add_row(str(number), marks.of(finding.severity), Group(*parts))
     return table
 
 
-def _step(text: str) -> RenderableType:
+def _step(text: str, marks: _Marks) -> RenderableType:
     table = Table.grid(padding=(0, 1))
     table.add_column(width=1)
     table.add_column(ratio=1)
-    table.add_row(Text("→", "bold"), text)
+    table.add_row(Text(marks.step, "bold"), text)
     return table
 
 

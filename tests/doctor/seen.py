@@ -74,7 +74,7 @@ FACTS = facts.Facts(
     hook=HOOK,
     state=STATE,
     listen=facts.Listen("127.0.0.1:9477", "ours", "", True),
-    secrets=(facts.Secret("hook.secret_file", "/etc/hook.secret", 0o600),),
+    secrets=(facts.Secret("hook.secret_file", "/etc/hook.secret", "600"),),
     watchers=facts.Watchers(("SentinelDown", "SentinelStalled"), ("127.0.0.1:9477",)),
 )
 

@@ -147,18 +147,18 @@ def test_our_own_daemon_is_known(tmp_path, face, serve):
 
 
 def test_secret_files_are_listed_with_their_modes_and_never_read(tmp_path):
-    for name, mode in (("hook.secret", 0o600), ("api.token", 0o644)):
+    for name, mode in (("hook.secret", "600"), ("api.token", "644")):
         (tmp_path / name).write_text("not-told")
-        (tmp_path / name).chmod(mode)
+        (tmp_path / name).chmod(int(mode, 8))
     text = (
         "hook: {secret_file: hook.secret}\nhttp: {token_file: api.token}\n"
         "alertmanager: {urls: [], token_file: gone.token}\n"
     )
     seen = {s.key: s for s in ask_local.secrets(config(tmp_path, text))}
     assert {k: s.mode for k, s in seen.items()} == {
-        "hook.secret_file": 0o600,
-        "http.token_file": 0o644,
-        "alertmanager.token_file": None,
+        "hook.secret_file": "600",
+        "http.token_file": "644",
+        "alertmanager.token_file": "",
     }
     assert seen["alertmanager.token_file"].trouble == "no such file or directory"
     assert "not-told" not in repr(seen)

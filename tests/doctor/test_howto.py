@@ -95,3 +95,10 @@ def test_fields_of_nvidia_smi_are_one_line():
     (block,) = blocks(without("ecc_dbe_volatile", "recovery_action", kind="nvidia_gpu_exporter"))
     assert block.lines == ("ecc.errors.uncorrected.volatile.total,gpu_recovery_action",)
     assert "AUTO" in block.into
+    names = [m.name for m in CATALOG.metrics]
+    (block,) = blocks(without(*names, kind="nvidia_gpu_exporter"))
+    assert len(block.lines) > 1
+    assert max(map(len, block.lines)) <= 76
+    fields = "".join(block.lines).split(",")
+    assert "" not in fields
+    assert len(set(fields)) == len(fields)

@@ -159,7 +159,8 @@ CASES = [
     (metrics(present=0, blank=80), "", "metrics-blank", ADVICE, 0, False),
     (fleet(idle_profiling=3), "", "profiling-zero", PROBLEM, 0, False),
     (fleet(energy_still=3), "", "energy-still", ADVICE, 0, False),
-    (fleet(rejected={"out of range": 12, "blank": 900}), "", "samples-rejected", ADVICE, 0, False),
+    (fleet(rejected={"future": 12, "blank": 900}), "", "samples-rejected", ADVICE, 0, False),
+    (fleet(rejected={"out of range": 12, "blank": 900}), "", "samples-rejected", OK, 0, False),
     # what the daemon makes of it
     (fleet(worst=("gpu-01 GPU 3: fault, Xid 79",)), "", "verdicts-bad", ADVICE, 0, False),
     (fleet(work=facts.Work(0, 0, 0, 70, 70)), "", "work-unnamed", ADVICE, 0, False),
@@ -210,13 +211,15 @@ CASES = [
     (listen("taken", trouble="it answers HTTP 404"), "", "port-taken", PROBLEM, 1, True),
     (listen("wrong", trouble="cannot assign requested address"), "", "port-wrong", PROBLEM, 2,
      True),
-    (replace(FACTS, secrets=(facts.Secret("hook.secret_file", "/etc/hook.secret", 0o644),)), "",
+    (replace(FACTS, secrets=(facts.Secret("hook.secret_file", "/etc/hook.secret", "644"),)), "",
      "secret-readable", ADVICE, 0, False),
     # watchers
     (replace(FACTS, watchers=facts.Watchers((), ("x",))), "", "rules-missing", ADVICE, 0, False),
     (replace(FACTS, watchers=facts.Watchers(("x",), ())), "", "daemon-not-scraped", ADVICE, 0,
      False),
-    (replace(FACTS, watchers=facts.Watchers(None, ("x",), {"rules": "HTTP 404"})), "",
+    (replace(listen("free"), watchers=facts.Watchers(("x",), (), ("gpu-head:9477",))), "",
+     "daemon-targeted", OK, 0, False),
+    (replace(FACTS, watchers=facts.Watchers(None, ("x",), (), {"rules": "HTTP 404"})), "",
      "not-found-out", UNKNOWN, 0, False),
     # not found out
     (replace(FACTS, fleet=None, unfinished={"fleet": "no answer within 60 s"}), "",
@@ -278,7 +281,7 @@ def test_nothing_is_said_of_what_would_have_been_read_from_a_prometheus_that_is_
     seen = replace(
         prometheus(trouble="cannot be reached; is it running?", pull=None),
         fleet=None,
-        watchers=facts.Watchers(None, None, {"rules": "refused", "scraped": "refused"}),
+        watchers=facts.Watchers(None, None, (), {"rules": "refused", "scraped": "refused"}),
     )
     bad = [f.code for f in findings(seen) if f.severity is not OK]
     assert bad == ["prometheus-unreachable"]

@@ -34,11 +34,15 @@ def with_blocks(seen):
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 140])
-def test_no_line_is_wider_than_the_terminal_but_those_to_copy(width):
+def test_no_line_is_wider_than_the_terminal_and_none_is_cut_off(width):
     found = with_blocks(without(*CATALOG.names))
     copied = {f"  {line}" for block in found.blocks for line in block.lines}
-    for line in printed(found, width=width).splitlines():
-        assert len(line.rstrip()) <= width or line.rstrip() in copied
+    text = printed(found, width=width)
+    lines = {line.rstrip() for line in text.splitlines()}
+    assert max(map(len, lines)) <= width
+    assert width < 80 or copied <= lines  # a broken line is worth nothing to whoever copies
+    joined = re.sub(r"\s", "", text)
+    assert all(re.sub(r"\s", "", line) in joined for line in copied)
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["brief", "full"])
@@ -66,6 +70,13 @@ def test_the_first_thing_to_do_is_the_first_of_the_list():
     text = printed(report(alertmanager(trouble="connection refused")))
     first = text.split("To do, the first thing first\n")[1].splitlines()[0]
     assert first.split() == ["1", "✗", "http://127.0.0.1:9093:", "connection", "refused"]
+
+
+def test_a_plain_terminal_is_shown_plain_marks():
+    found = with_blocks(without(*CATALOG.names))
+    console = Console(width=100, file=io.StringIO(), color_system=None)
+    console.print(shown(found, full=True, plain=True))
+    assert console.file.getvalue().isascii()
 
 
 def test_all_well_is_short():

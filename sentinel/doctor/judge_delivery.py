@@ -1,4 +1,4 @@
-"""Findings on what stands around the telemetry: Alertmanagers, hook, state, watchers."""
+"""Findings on whom the daemon tells: Alertmanagers, and the scheduler's hook."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from sentinel import __version__
 from sentinel.config import Config
-from sentinel.doctor.facts import Alertmanager, Facts, Hook, Listen, Secret, State
+from sentinel.doctor.facts import Alertmanager, Facts, Hook
 from sentinel.doctor.report import Finding, Severity
-from sentinel.doctor.words import count, joined, size, span
+from sentinel.doctor.words import joined, span
 
 _SKEW_S: Final = 5.0
 _SIGNED_S: Final = 240.0  # a receiver refuses a signature of more than five minutes ago
 _SOON_S: Final = 14 * 86_400.0
-_LITTLE_SPACE: Final = 1 << 30
-_NO_SPACE: Final = 64 << 20
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
-def other_findings(config: Config, facts: Facts) -> Iterator[Finding]:
+def delivery_findings(config: Config, facts: Facts) -> Iterator[Finding]:
     yield from _alertmanagers(config, facts)
     if facts.hook is not None:
         yield from _hook(config, facts.hook, facts.at_s)
@@ -31,12 +28,6 @@ def other_findings(config: Config, facts: Facts) -> Iterator[Finding]:
             "hook",
             "none is configured: the daemon watches and alerts, and moves nothing",
         )
-    if facts.state is not None:
-        yield from _state(facts.state, facts.listen)
-    if facts.listen is not None:
-        yield from _listen(facts.listen)
-    yield from _secrets(config, facts.secrets)
-    yield from _watchers(config, facts)
 
 
 # ---- Alertmanagers ------------------------------------------------------------------
@@ -75,6 +66,7 @@ def _not_reached(one: Alertmanager, others: bool) -> Finding:
             f" curl {one.url}/api/v2/status",
         ),
         exit_code=3,
+        brief=f"Alertmanager {one.url} cannot be reached",
     )
 
 
@@ -104,6 +96,7 @@ def _alertmanager(one: Alertmanager, now_s: float) -> Iterator[Finding]:
                 "webhook); deploy/alertmanager.example.yaml has routes for these alerts",
             ),
             exit_code=int(all_of_them or untold[0].severity == "critical"),
+            brief="nobody is told of critical alerts",
         )
     if one.cluster and one.cluster not in ("ready", "disabled"):
         yield Finding(
@@ -143,6 +136,7 @@ def _hook(config: Config, hook: Hook, now_s: float) -> Iterator[Finding]:
                 f" curl -i {hook.url}/no-such-operation",
             ),
             exit_code=3 if acts else 0,
+            brief="the hook cannot be reached",
         )
         return
     yield _hook_answer(hook, acts)
@@ -218,199 +212,6 @@ def _hook_answer(hook: Hook, acts: bool) -> Finding:
         ("see the receiver's log",),
         exit_code=int(acts),
     )
-
-
-# ---- this host ----------------------------------------------------------------------
-
-
-def _state(state: State, listen: Listen | None) -> Iterator[Finding]:
-    ours = listen is not None and listen.state == "ours"
-    if state.trouble:
-        yield Finding(
-            "state-unwritable",
-            Severity.PROBLEM,
-            "state",
-            f"state.dir {state.dir}: {state.trouble}",
-            "what must survive a crash is kept there; the daemon does not start without",
-            ("change its owner, or set another state.dir",),
-            exit_code=1,
-            stops=True,
-        )
-        return
-    if state.store_trouble or (state.schema is not None and state.schema != state.schema_read):
-        told = state.store_trouble or (
-            f"has schema {state.schema}, and this version reads {state.schema_read}"
-        )
-        yield Finding(
-            "store-unreadable",
-            Severity.PROBLEM,
-            "state",
-            f"the store in {state.dir} {told}",
-            "the daemon does not start with it",
-            ("restore state.db from a backup, or move it away to start with an empty state",),
-            exit_code=1,
-            stops=True,
-        )
-    if state.held_by_pid is not None and not ours:
-        yield Finding(
-            "state-held",
-            Severity.PROBLEM,
-            "state",
-            f"{state.dir} is in use by process {state.held_by_pid}, which does not answer at "
-            "http.listen",
-            "one daemon alone may use a state folder: a second one does not start",
-            ("see what it is:", f" ps -fp {state.held_by_pid}"),
-            exit_code=1,
-            stops=True,
-        )
-    free = state.free_bytes
-    if free is not None and free < _LITTLE_SPACE:
-        yield Finding(
-            "disk-full",
-            Severity.PROBLEM if free < _NO_SPACE else Severity.ADVICE,
-            "state",
-            f"{size(free)} are free where {state.dir} is",
-            "a full disk stops every fence and move",
-            ("free some",),
-            exit_code=int(free < _NO_SPACE),
-        )
-    there = f"{state.dir}: " + ("" if state.exists else "will be made; ")
-    text = "writable" if free is None else f"writable, {size(free)} free"
-    if state.schema is not None:
-        text += f", store of schema {state.schema}"
-    yield Finding("state-writable", Severity.OK, "state", there + text)
-
-
-def _listen(listen: Listen) -> Iterator[Finding]:
-    if listen.state == "free":
-        yield Finding("port-free", Severity.OK, "state", f"{listen.address} is free")
-    elif listen.state == "ours":
-        ready = {True: "ready", False: "not ready", None: "readiness unknown"}[listen.ready]
-        yield Finding(
-            "daemon-runs",
-            Severity.OK,
-            "state",
-            f"a daemon {listen.version} runs at {listen.address}, {ready}",
-        )
-        if listen.version and listen.version != __version__:
-            yield Finding(
-                "daemon-version",
-                Severity.ADVICE,
-                "state",
-                f"the daemon that runs is {listen.version}, and this command {__version__}",
-                "",
-                ("restart it after an upgrade:", " systemctl restart gpu-sentinel"),
-            )
-        if listen.ready is False:
-            yield Finding(
-                "daemon-not-ready",
-                Severity.PROBLEM,
-                "state",
-                f"the daemon at {listen.address} is not ready",
-                "it does not watch at the moment",
-                ("it says why:", f" curl http://{listen.address}/-/ready"),
-                exit_code=1,
-            )
-    elif listen.state == "taken":
-        yield Finding(
-            "port-taken",
-            Severity.PROBLEM,
-            "state",
-            f"{listen.address} is taken by another program ({listen.trouble})",
-            "the daemon does not start without its port",
-            ("set another http.listen, or end that program; this says which it is:", " ss -ltnp"),
-            exit_code=1,
-            stops=True,
-        )
-    else:
-        yield Finding(
-            "port-wrong",
-            Severity.PROBLEM,
-            "configuration",
-            f"http.listen {listen.address}: {listen.trouble}",
-            "the daemon does not start without its port",
-            ("set http.listen to an address of this host",),
-            exit_code=2,
-            stops=True,
-        )
-
-
-def _secrets(config: Config, secrets: tuple[Secret, ...]) -> Iterator[Finding]:
-    open_to_all = [s for s in secrets if s.mode is not None and s.mode & 0o007]
-    if open_to_all:
-        yield Finding(
-            "secret-readable",
-            Severity.ADVICE,
-            "configuration",
-            f"{joined([s.path for s in open_to_all])}: every user of this host can read "
-            f"{'it' if len(open_to_all) == 1 else 'them'}",
-            "who knows a secret can act as the daemon",
-            (f" chmod 600 {' '.join(s.path for s in open_to_all)}",),
-        )
-    names = "file" if len(secrets) == 1 else "files"
-    if secrets and all(s.mode is not None for s in secrets) and not open_to_all:
-        yield Finding(
-            "secrets-kept",
-            Severity.OK,
-            "configuration",
-            f"{len(secrets)} secret {names}, readable by nobody else",
-        )
-
-
-# ---- watchers -----------------------------------------------------------------------
-
-
-def _watchers(config: Config, facts: Facts) -> Iterator[Finding]:
-    if facts.prometheus.trouble:
-        return
-    rules, scraped = facts.watchers.rules, facts.watchers.scraped
-    runs = facts.listen is not None and facts.listen.state == "ours"
-    if scraped:
-        yield Finding(
-            "daemon-scraped", Severity.OK, "watchers", f"scraped at {joined(list(scraped))}"
-        )
-    elif scraped is not None:
-        port = config.http.listen
-        yield Finding(
-            "daemon-not-scraped",
-            Severity.ADVICE,
-            "watchers",
-            "Prometheus does not scrape the daemon's /metrics"
-            + ("" if runs else "; it does not run yet"),
-            "rules about the daemon have nothing to look at, and a daemon that dies is not missed",
-            ("add to prometheus.yml, under scrape_configs:",
-             " - job_name: gpu-sentinel",
-             f"   static_configs: [{{targets: [\"{port}\"]}}]"),
-        )  # fmt: skip
-    if rules:
-        yield Finding(
-            "rules-loaded", Severity.OK, "watchers", f"{count(len(rules), 'rule')} watch it"
-        )
-    elif rules is not None:
-        yield Finding(
-            "rules-missing",
-            Severity.ADVICE,
-            "watchers",
-            "no alerting rule watches the daemon",
-            "if it dies, nobody is told, and firing alerts end by themselves",
-            ("load rules/sentinel.rules.yaml in Prometheus: rule_files in prometheus.yml",),
-        )
-    for name, why in facts.watchers.unknown.items():
-        what = (
-            "whether alerting rules watch the daemon"
-            if name == "rules"
-            else ("whether the daemon is scraped")
-        )
-        yield Finding(
-            "not-found-out",
-            Severity.UNKNOWN,
-            "watchers",
-            f"{what} could not be found out: {why}",
-            "",
-            ("load rules/sentinel.rules.yaml where your rules are evaluated",)
-            if name == "rules"
-            else (),
-        )
 
 
 # ---- shared -------------------------------------------------------------------------
