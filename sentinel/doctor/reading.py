@@ -119,12 +119,12 @@ class Reading:
             self._count = np.append(self._count, np.zeros(more, dtype=np.int64))
 
     def _note_paces(self, sid: Ints, at_s: Floats) -> None:
-        """`sid` is in order. Of a target its `up` tells the pace, which no pod's coming and going
-        ends, else the series with most samples."""
+        """`sid` is in order. Of a target the series with most samples tells the pace: mostly `up`,
+        which no pod's coming and going ends."""
         series = self.roster.series
         target_of = series.exporter
         one, samples = np.unique(sid, return_counts=True)
-        order = np.lexsort((samples, series.source[one] == Source.UP, target_of[one]))
+        order = np.lexsort((series.source[one] == Source.UP, samples, target_of[one]))
         best = np.append(target_of[one][order][1:] != target_of[one][order][:-1], True)
         for target, row in zip(
             target_of[one][order][best].tolist(), one[order][best].tolist(), strict=True

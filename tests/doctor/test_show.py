@@ -1,5 +1,6 @@
 """What a terminal shows: readable at any width, nothing lost, the first thing to do at the end."""
 
+import dataclasses
 import io
 import json
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sentinel.doctor import facts
 from sentinel.doctor.blocks import blocks
 from sentinel.doctor.report import SECTIONS, Severity
 from sentinel.doctor.show import report as shown
@@ -105,9 +107,22 @@ def test_not_a_number_is_null():
 
 
 def test_the_documentation_explains_every_finding_and_no_other():
-    page = (DOCS / "doctor.md").read_text()
+    page = (DOCS / "doctor.md").read_text().split("## JSON")[0]
     explained = set(re.findall(r"^\| `([a-z-]+)` \|", page, re.M))
     source = "".join(p.read_text() for p in (DOCS.parent / "sentinel" / "doctor").glob("*.py"))
     codes = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source))
     assert explained == codes
     assert {case[2] for case in CASES} <= codes
+
+
+def test_the_documentation_names_every_key_of_the_facts():
+    page = (DOCS / "doctor.md").read_text().split("Of `facts`")[1]
+    named = set(re.findall(r"`([a-z_0-9.]+)`", page))
+
+    def keys(kind):
+        for field in dataclasses.fields(kind):
+            yield field.name
+
+    for kind in vars(facts).values():
+        if dataclasses.is_dataclass(kind):
+            assert set(keys(kind)) <= {n.rpartition(".")[2] for n in named}, kind
