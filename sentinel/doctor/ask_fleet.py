@@ -80,8 +80,9 @@ def _pulled(
     config: Config, source: Prometheus, clock: Callable[[], float]
 ) -> tuple[Pull, Samples | None]:
     """One tick's question, twice: the first time its caches are cold."""
-    window_s, deadline_s = config.pull_window_s(), config.tick_deadline_s()
-    limit_s = max(deadline_s, config.prometheus.timeout_s)
+    window_s = config.pull_window_s()
+    limit_s = config.prometheus.timeout_s  # longer than a tick waits: to tell how much too long
+    deadline_s = min(config.tick_deadline_s(), limit_s)
     took_s: list[float] = []
     samples: Samples | None = None
     for _ in range(2):

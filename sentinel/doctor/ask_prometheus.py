@@ -251,13 +251,16 @@ class Prometheus:
         ]
 
     def _by_target(self, name: str, jobs: Iterable[str]) -> dict[tuple[str, str], float]:
-        """A metric of scrapes by job and instance, under the selector; where that leaves none,
-        of all that may be GPU exporters."""
-        pattern = "|".join([f"(?i).*({_GPU_WORDS}).*", *sorted(map(_escaped, set(jobs) - {""}))])
-        like = 'job=~"' + pattern.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        rows = self._instant(f"{name}{{{self._inside or like}}}")
-        if not rows and self._inside:
-            rows = self._instant(f"{name}{{{like}}}")
+        """A metric of scrapes by job and instance: under the selector; where that names labels
+        that no scrape has, of the jobs that were seen; without one, of all that may be GPU
+        exporters too."""
+        seen = sorted(map(_escaped, set(jobs) - {""}))
+        if self._inside:
+            rows = self._instant(f"{name}{{{self._inside}}}")
+            if not rows and seen:
+                rows = self._instant(f"{name}{{{_one_of(seen)}}}")
+        else:
+            rows = self._instant(f"{name}{{{_one_of([f'(?i).*({_GPU_WORDS}).*', *seen])}}}")
         return {(m.get("job", ""), m.get("instance", "")): value for m, value in rows}
 
     def _listed(self) -> dict[tuple[str, str], Mapping[str, Any]]:
@@ -382,6 +385,12 @@ def _number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return math.nan
+
+
+def _one_of(patterns: list[str]) -> str:
+    """A matcher of jobs by regular expressions."""
+    text = "|".join(patterns).replace("\\", "\\\\").replace('"', '\\"')
+    return f'job=~"{text}"'
 
 
 def _escaped(text: str) -> str:

@@ -122,7 +122,7 @@ class Doubles:
 @dataclass(frozen=True, slots=True)
 class Model:
     """`row` is the catalogue's name for it, empty where there is none. `lacks` is what it
-    cannot have."""
+    cannot have. `per_node` is how many most nodes have, `fewer` the nodes that show less."""
 
     name: str
     row: str
@@ -133,6 +133,8 @@ class Model:
     virtual: int = 0
     masked: int = 0
     lacks: tuple[str, ...] = ()
+    per_node: int = 0
+    fewer: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

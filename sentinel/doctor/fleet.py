@@ -224,6 +224,7 @@ def _models(reading: Reading, rows: Rows, frame: Frame, models: ModelRanks) -> t
         mine = [gpu for gpu in frame.gpus if gpu.model == name]
         numbers = [place[gpu.uuid] for gpu in mine if gpu.uuid in place]
         row = models.find(name) if name else None
+        per_node, fewer = _fewer(Counter(gpu.node for gpu in mine))
         out.append(
             Model(
                 name,
@@ -235,9 +236,22 @@ def _models(reading: Reading, rows: Rows, frame: Frame, models: ModelRanks) -> t
                 sum(n in virtual or bool(_VIRTUAL.search(name)) for n in numbers),
                 sum(bool(_IS_MASKED.search(gpu.uuid)) for gpu in mine),
                 tuple(sorted(models.lacks(name))) if name else (),
+                per_node,
+                fewer,
             )
         )
     return tuple(out)
+
+
+def _fewer(nodes: Counter[str]) -> tuple[int, dict[str, int]]:
+    """How many GPUs most nodes have, and the nodes with fewer. Where no number is that of most,
+    or there are but two nodes, nobody knows which is right."""
+    if not nodes:
+        return 0, {}
+    usual, agreeing = Counter(nodes.values()).most_common(1)[0]
+    if len(nodes) < 3 or 2 * agreeing <= len(nodes):
+        return usual if len(set(nodes.values())) == 1 else 0, {}
+    return usual, {node: n for node, n in sorted(nodes.items()) if n < usual}
 
 
 def _work(reading: Reading, rows: Rows, frame: Frame, here: Bools) -> Work:

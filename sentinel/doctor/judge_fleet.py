@@ -322,6 +322,21 @@ def _newest(fleet: Fleet) -> str:
 def _models(fleet: Fleet) -> Iterator[Finding]:
     for model in fleet.models:
         yield Finding("model", Severity.OK, "gpus", model_text(model))
+    for model in fleet.models:
+        if model.fewer:
+            told = [f"{node} {n}" for node, n in model.fewer.items()]
+            yield Finding(
+                "gpus-fewer",
+                Severity.PROBLEM,
+                "gpus",
+                f"{count(len(told), 'node shows', 'nodes show')} fewer than {model.per_node} "
+                f"{model.name or 'GPUs'}: {some(told)}",
+                "a GPU that was gone before the daemon came is never missed by it",
+                (
+                    "look there: is one off the bus, or given to a virtual machine?",
+                    " nvidia-smi -L; dmesg | grep -i xid",
+                ),
+            )
     nameless = sum(m.gpus for m in fleet.models if not m.name)
     if nameless:
         yield Finding(

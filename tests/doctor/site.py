@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import requests
@@ -34,7 +35,7 @@ def exporters(jobs: Mapping[str, Sequence[Target]]) -> Iterator[str]:
 
     class Exporter(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            _, job, number = self.path.rsplit("/", 2)
+            _, job, number = unquote(self.path).rsplit("/", 2)
             target = jobs[job][int(number)]
             if target.show is None:
                 self.close_connection = True

@@ -78,6 +78,14 @@ def test_a_plain_fleet_is_counted():
     assert seen.up_seen
 
 
+def test_a_node_with_fewer_gpus_than_most_is_told():
+    jobs = [Target(f"gpu-{n}:9400", dcgm(n, gpus=7 if n == 3 else 8)) for n in range(1, 5)]
+    (model,) = read(one(*jobs)).models
+    assert (model.per_node, model.fewer) == (8, {"gpu-03": 7})
+    (model,) = read(one(*jobs[1:3])).models  # of two nobody knows which is right
+    assert (model.per_node, model.fewer) == (0, {})
+
+
 def test_what_is_missing_is_counted_over_the_gpus_that_can_have_it():
     both = one(Target("a:9400", dcgm(1, DEFAULT | MORE)), Target("b:9400", dcgm(2)))
     seen = read(both)

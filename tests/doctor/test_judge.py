@@ -150,6 +150,8 @@ CASES = [
     (models(("NVIDIA X9000", "", 80, 10)), "", "model-unknown", ADVICE, 0, False),
     (models(("GRID A100-8C", "", 80, 10, (), 0, 80)), "", "gpus-virtual", ADVICE, 0, False),
     (models((MODEL, "H100 SXM", 80, 10, (), 0, 0, 80)), "", "uuid-masked", ADVICE, 0, False),
+    (models((MODEL, "H100 SXM", 79, 10, (), 0, 0, 0, (), 8, {"gpu-03": 7})), "", "gpus-fewer",
+     PROBLEM, 0, False),
     (models((MODEL, "H100 SXM", 78, 10), ("NVIDIA L4", "L4", 2, 1)), "", "peers-few", ADVICE, 0,
      False),
     # metrics

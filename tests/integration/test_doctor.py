@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
+import requests
 
 from sentinel.config import Config
 from sentinel.doctor.examine import examine
@@ -36,6 +40,7 @@ FLEETS = {
     "twice-a": [Target("gpu-71:9400", dcgm(71, FULL))],
     "twice-b": [Target("gpu-71:9400", dcgm(71, FULL))],
     "gpu-slow": [Target("gpu-81:9400", dcgm(81, FULL), delay_s=0.9)],
+    'odd "job" (1+1)\\': [Target("gpu-91:1234", dcgm(91, FULL)), Target("gpu-92:1234", None)],
     "others": [Target("web-1:9100", lambda at_s: iter([("http_requests", {}, 1.0)]))],
     "gpu-sentinel": [
         Target(
@@ -190,6 +195,12 @@ def test_an_exporter_whose_clock_is_ahead(look):
     assert seen.report.exit_code == 1
 
 
+def test_a_selector_by_a_label_that_no_scrape_has(look):
+    seen = look('Hostname=~"gpu-9."')
+    assert seen.bad == {"up-missing", "targets-down"}
+    assert [t.instance for t in seen.facts.prometheus.targets] == ["gpu-91:1234", "gpu-92:1234"]
+
+
 # ---- clocks -------------------------------------------------------------------------
 
 
@@ -230,6 +241,55 @@ def test_victoria_metrics_is_known_by_itself(look, tmp_path):
     assert full.bad == {"rules-missing", "daemon-not-scraped"}
     assert full.facts.fleet.gpus == 16
     assert full.report.exit_code == 0
+
+
+@contextmanager
+def querier(behind):
+    """What stands before many stores: queries alone, one store of them missing."""
+
+    class Querier(BaseHTTPRequestHandler):
+        def do_GET(self, body=None):
+            if not self.path.startswith("/api/v1/query"):
+                self.answer(404, b"404 page not found")
+                return
+            headers = {"Content-Type": self.headers.get("Content-Type", "")}
+            done = requests.request(
+                self.command, behind + self.path, data=body, headers=headers, timeout=10
+            )
+            partial = done.json() | {"warnings": ["no StoreAPIs matched: store-2 is gone"]}
+            self.answer(done.status_code, json.dumps(partial).encode())
+
+        def do_POST(self):
+            self.do_GET(self.rfile.read(int(self.headers["Content-Length"])))
+
+        def answer(self, status, body):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Querier)
+    server.daemon_threads = True
+    Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_querier_that_has_queries_alone(look, prometheus):
+    with querier(prometheus) as url:
+        seen = look(job("full"), url=url)
+    assert seen.bad == {"answer-partial", "not-found-out"}
+    assert seen.report.exit_code == 1
+    assert seen.facts.fleet.gpus == 16
+    assert len(seen.facts.prometheus.targets) == 2  # by `up`, for want of a list
+    assert seen.facts.watchers.rules is None  # not: there are none
+    assert set(seen.facts.prometheus.unknown) == {"build", "runtime"}
 
 
 # ---- around it ----------------------------------------------------------------------
