@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import socket
 import threading
 import time
@@ -152,6 +153,20 @@ def test_it_ends_whatever_hangs(doctor, drip):
     bad = codes(found)
     assert set(bad) >= {"prometheus-unreachable", "alertmanager-unreachable", "hook-unreachable"}
     assert "within" in bad["prometheus-unreachable"]["what"]
+
+
+def test_it_ends_where_a_secret_file_hangs(doctor):
+    """A pipe that nobody writes to hangs whoever opens it, as a network disk that is gone."""
+    os.mkfifo(doctor.folder / "hook.secret")
+    write(
+        doctor,
+        'prometheus: {url: "http://127.0.0.1:9"}\nalertmanager: {urls: []}\n'
+        "hook: {secret_file: hook.secret}\n",
+    )
+    found = doctor.json("doctor", "--for", "5", code=2)
+    assert "no answer within" in codes(found)["configuration-wrong"]["what"]
+    assert found["facts"]["listen"]["state"] == "free"
+    os.close(os.open(doctor.folder / "hook.secret", os.O_WRONLY | os.O_NONBLOCK))  # let it end
 
 
 def test_a_scheme_that_is_not_spoken_there_is_told(doctor):

@@ -28,6 +28,7 @@ from sentinel.edges.status import NoReply
 from sentinel.errors import ConfigError, SentinelError
 
 WITHIN_S: Final = 120.0
+_FILES_S: Final = 10.0
 T = TypeVar("T")
 Progress = Callable[[float, str], None]
 
@@ -76,7 +77,7 @@ class _Crew:
             result: T = future.result(timeout=wait_s)
             return result
         except Late:
-            unknown[name] = f"no answer within {self._within_s:g} s"
+            unknown[name] = f"no answer within {wait_s or self._within_s:.3g} s"
         except (NoReply, SentinelError) as err:
             unknown[name] = str(err)
         except Exception as err:
@@ -101,9 +102,17 @@ def examine(
     """Looks at all that the configuration names. Ends within about `within_s`, and changes
     nothing anywhere."""
     catalog = config.catalog()
-    wrong = _configuration(config)
     crew = _Crew(within_s)
-    _start_prometheus(crew, config, catalog, clock)
+    crew.start("files", "the secret files", lambda: _configuration(config))
+    late: dict[str, str] = {}
+    none: tuple[Finding, ...] = ()
+    wrong = crew.get("files", none, late, wait_s=min(_FILES_S, 0.4 * within_s))
+    if late:  # a network disk that is gone, perhaps: whoever needs a secret would hang too
+        text = f"the secret files could not be read: {late['files']}"
+        wrong = tuple(_wrong([f"{text}; is the disk that they are on there?"]))
+    else:
+        _start_prometheus(crew, config, catalog, clock)
+        _start_alertmanagers(crew, config, clock)
     _start_others(crew, config, clock)
     crew.wait(progress)
     found = _facts(crew, config, clock())
@@ -188,7 +197,7 @@ def _start_prometheus(
     crew.start("certificate", "Prometheus's certificate", server.certificate)
 
 
-def _start_others(crew: _Crew, config: Config, clock: Callable[[], float]) -> None:
+def _start_alertmanagers(crew: _Crew, config: Config, clock: Callable[[], float]) -> None:
     try:
         targets = config.alertmanager_targets()
     except ConfigError:
@@ -203,6 +212,9 @@ def _start_others(crew: _Crew, config: Config, clock: Callable[[], float]) -> No
             clock,
         )
         crew.start(f"alertmanager-{number}", f"Alertmanager {target.url}", ask)
+
+
+def _start_others(crew: _Crew, config: Config, clock: Callable[[], float]) -> None:
     if config.hook.url:
         crew.start("hook", "the hook", lambda: ask_others.hook(config, clock))
     crew.start("state", "the state folder", lambda: ask_local.state(config))
