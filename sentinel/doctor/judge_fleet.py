@@ -164,19 +164,21 @@ def _exporters(config: Config, fleet: Fleet) -> Iterator[Finding]:
             text += f", newest {span(max(e.age_p50_s, 0.0))} old"
         yield Finding("exporter", Severity.OK, "exporters", text)
         if e.interval_s is not None and 2.5 * e.interval_s > config.pull_window_s():
-            need = 2.5 * e.interval_s
+            gone = e.interval_s >= config.pull_window_s()
             yield Finding(
                 "window-short",
-                Severity.PROBLEM,
+                Severity.PROBLEM if gone else Severity.ADVICE,
                 "exporters",
                 f"job {e.job} is scraped every {span(e.interval_s)}, and the daemon looks back "
                 f"{config.pull_window_s():g} s",
-                "one missed scrape, and every GPU there looks silent",
+                "between two scrapes every value there is too old to count"
+                if gone
+                else "one missed scrape, and every value there is too old to count",
                 (
-                    "scrape every 15 s (scrape_interval in prometheus.yml)",
-                    f"or set prometheus.window_s to {need:.0f} or more",
+                    "scrape every 15 s (scrape_interval in prometheus.yml), or look back further:",
+                    f" prometheus: {{window_s: {2.5 * e.interval_s:.0f}}}",
                 ),
-                exit_code=int(e.interval_s > config.pull_window_s()),
+                exit_code=int(gone),
             )
         elif e.interval_s is not None and e.interval_s >= _RARE_S:
             yield Finding(
