@@ -213,6 +213,9 @@ class Config(Section):
             job_id_from=self.jobs.id_from,
             tenant_from=self.jobs.tenant_from,
             replica_from=self.naming.replica_from,
+            group_from=self.jobs.group_from,
+            role_from=self.jobs.role_from,
+            service_from=self.jobs.service_from,
         )
 
     def catalog(self) -> Catalog:

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from sentinel.core.identity import JOB_FROM, NODE_FROM, REPLICA_FROM, TENANT_FROM
+from sentinel.core.jobs import GROUP_FROM, ROLE_FROM, SERVICE_FROM
 from sentinel.core.policy import Limits, Policy
 
 TOKEN_ENV: Final = "SENTINEL_TOKEN"  # noqa: S105 - the variable's name, not its value
@@ -278,6 +279,18 @@ class JobsSection(Section):
         JOB_FROM, "Labels that name the work; the first that is present counts."
     )
     tenant_from: LabelNames = key(TENANT_FROM, "Labels that name the tenant the work belongs to.")
+    group_from: LabelNames = key(
+        GROUP_FROM,
+        "Labels that name the job which a pod is a part of, whose GPUs work in step; without them "
+        "the pod's name tells. Dots, dashes and slashes count as underscores, and `label_`, "
+        "`exported_` before the name as nothing.",
+    )
+    role_from: LabelNames = key(
+        ROLE_FROM, "Labels that name a pod's role in its job: only equals are compared."
+    )
+    service_from: LabelNames = key(
+        SERVICE_FROM, "Labels that name the service of which a pod is one replica, at its own load."
+    )
     settle_s: float = key(
         300.0, "Soft evidence is muted for so long after work changes.", "s", ge=0
     )

@@ -167,6 +167,18 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Mates:
+    """Who a GPU may be compared with: all of one group, one tenant and one role. `in_step`
+    where they wait for one another, as the ranks of a training job do; replicas that each
+    answer for themselves do not. Nothing that acts reads this: work is moved by `Workload`."""
+
+    group: str
+    tenant: str = ""
+    role: str = ""
+    in_step: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class XidEvent:
     """One new Xid: an edge, never a standing gauge. `row` is the GPU's row in the frame."""
 
@@ -192,7 +204,8 @@ class Frame:
 
     `values` and `age_s` are float64 [gpus, metrics] in the units of the catalogue; NaN is
     "no value", and its age is inf. Rows keep their order while the roster only grows.
-    `presence` is int8 [gpus] of `Presence`. `workloads` has one entry per row.
+    `presence` is int8 [gpus] of `Presence`. `workloads` has one entry per row, and so has
+    `mates` where labels were read; both stay the same tuple while nothing changed.
     """
 
     at_s: float
@@ -205,6 +218,7 @@ class Frame:
     coverage: Coverage
     xids: tuple[XidEvent, ...] = ()
     last_seen_s: Floats = field(default_factory=lambda: np.empty(0))
+    mates: tuple[Mates | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

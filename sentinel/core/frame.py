@@ -25,6 +25,7 @@ from sentinel.core.domain import (
     Frame,
     Gpu,
     Ints,
+    Mates,
     Presence,
     Workload,
     XidEvent,
@@ -97,6 +98,7 @@ class Telemetry:
         self._gpus: tuple[Gpu, ...] = ()
         self._home = np.zeros(0, dtype=np.int64)
         self._workloads: tuple[Workload | None, ...] = ()
+        self._mates: tuple[Mates | None, ...] = ()
         self._work = np.zeros(0, dtype=np.int64)
 
     @property
@@ -289,6 +291,7 @@ class Telemetry:
             coverage=coverage,
             xids=xids,
             last_seen_s=last_s,
+            mates=self._mates,
         )
 
     def _laid_out(self) -> tuple[Floats, Floats]:
@@ -362,6 +365,7 @@ class Telemetry:
         if len(work) != len(self._workloads) or not np.array_equal(work, self._work):
             self._work = work
             self._workloads = tuple(roster.works[code] for code in work)
+            self._mates = tuple(roster.mates[code] for code in work)
 
     def _forget(self, at_s: float) -> None:
         """Drops what was not seen for a day, at most once an hour: fleets change, pods churn."""

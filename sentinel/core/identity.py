@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from sentinel.core.domain import Workload
+from sentinel.core.domain import Mates, Workload
+from sentinel.core.jobs import GROUP_FROM, ROLE_FROM, SERVICE_FROM, mates_of
 
 NODE_FROM: Final = (
     "Hostname",
@@ -94,6 +95,7 @@ class Identity:
 
     `node_rewrite` are (regular expression, replacement) pairs, applied in order.
     `replica_from` are labels that tell the same target apart where several servers scrape it.
+    `group_from`, `role_from` and `service_from` name what a pod is a part of (`core/jobs.py`).
     """
 
     node_from: tuple[str, ...] = NODE_FROM
@@ -101,6 +103,9 @@ class Identity:
     job_id_from: tuple[str, ...] = JOB_FROM
     tenant_from: tuple[str, ...] = TENANT_FROM
     replica_from: tuple[str, ...] = REPLICA_FROM
+    group_from: tuple[str, ...] = GROUP_FROM
+    role_from: tuple[str, ...] = ROLE_FROM
+    service_from: tuple[str, ...] = SERVICE_FROM
 
     @cached_property
     def _rewrites(self) -> tuple[tuple[re.Pattern[str], str], ...]:
@@ -138,6 +143,16 @@ class Identity:
                 continue
             return Workload(kind, value, self._tenant(labels, label, own))
         return None
+
+    def mates(self, labels: Mapping[str, str], work: Workload | None) -> Mates | None:
+        """Who works with this GPU; None where `work` is."""
+        return mates_of(
+            labels,
+            work,
+            group_from=self.group_from,
+            role_from=self.role_from,
+            service_from=self.service_from,
+        )
 
     def exporter(self, labels: Mapping[str, str], node: str) -> tuple[str, str]:
         """The scrape target of a series as one server sees it, the same for its `up`.

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from sentinel.core.catalog import Alias, Catalog, Source
-from sentinel.core.domain import Bools, Floats, Ints, Workload
+from sentinel.core.domain import Bools, Floats, Ints, Mates, Workload
 from sentinel.core.identity import GpuLabels, Identity, read_gpu
 from sentinel.core.tables import Exporters, Gpus, Links, Series, Slots
 from sentinel.core.xid_edges import GAUGE, XidEdges
@@ -57,6 +57,7 @@ class Roster:
         self.model: list[str] = []
         self.nodes: list[str] = []
         self.works: list[Workload | None] = [None]
+        self.mates: list[Mates | None] = [None]  # by the same codes as `works`
         self.renamed = False
         self._keys: Sequence[SeriesKey] = ()
         self._known = np.empty(0, dtype=np.int64)
@@ -64,7 +65,7 @@ class Roster:
         self._rows: dict[str, int] = {}
         self._by_place: dict[tuple[int, int], int] = {}  # (exporter, index) -> GPU with a UUID
         self._node_codes: dict[str, int] = {}
-        self._work_codes: dict[Workload | None, int] = {None: 0}
+        self._work_codes: dict[tuple[Workload | None, Mates | None], int] = {(None, None): 0}
         self._exporter_rows: dict[tuple[str, str], int] = {}
         self._link_rows: dict[tuple[int, int], int] = {}
         self._slot_rows: dict[tuple[int, int, str], int] = {}
@@ -103,7 +104,7 @@ class Roster:
 
     def _read(self, labels: dict[str, str]) -> _Labels:
         node, rank = self._identity.node(labels)
-        work = self._work(self._identity.workload(labels))
+        work = self._work(labels)
         exporter = self._identity.exporter(labels, node)
         return _Labels(labels, node, rank, read_gpu(labels, node), exporter, work)
 
@@ -201,10 +202,13 @@ class Roster:
         """The newest GPU with a UUID at a place of an exporter; -1 where there is none."""
         return self._by_place.get((target, index), -1)
 
-    def _work(self, work: Workload | None) -> int:
-        code = self._work_codes.setdefault(work, len(self.works))
+    def _work(self, labels: dict[str, str]) -> int:
+        work = self._identity.workload(labels)
+        mates = self._identity.mates(labels, work)
+        code = self._work_codes.setdefault((work, mates), len(self.works))
         if code == len(self.works):
             self.works.append(work)
+            self.mates.append(mates)
         return code
 
     def heirs(self, heard: Bools, ended: Bools, interval_s: Floats) -> Ints:
