@@ -44,7 +44,7 @@ def _fb_free(hardware: Hardware) -> Floats:
 
 
 def _mem_clock(hardware: Hardware) -> Floats:
-    return hardware.mem_mhz
+    return hardware.mem_mhz_now
 
 
 def _gauge(
@@ -80,6 +80,14 @@ FAMILIES: Final[tuple[Exported, ...]] = (
         lambda h: h.energy_mj,
     ),
     _counter("DEV_PCIE_REPLAY_COUNTER", "Total number of PCIe retries.", lambda h: h.pcie_replay),
+    _gauge("DEV_PCIE_LINK_GEN", "PCIe Current Link Generation.", lambda h: h.pcie_gen),
+    _gauge("DEV_PCIE_LINK_WIDTH", "PCIe Current Link Width.", lambda h: h.pcie_width),
+    _gauge("DEV_PCIE_MAX_LINK_GEN", "PCIe Max Link Generation.", lambda h: h.pcie_gen_max),
+    _gauge(
+        "DEV_PCIE_MAX_LINK_WIDTH",
+        "PCIe Max Link Width.",
+        lambda h: np.full(len(h.models), 16.0),
+    ),
     _gauge("DEV_GPU_UTIL", "GPU utilization (in %).", _demand(lambda d: d.util, 100)),
     _gauge("DEV_MEM_COPY_UTIL", "Memory utilization (in %).", _demand(lambda d: d.dram, 130)),
     _gauge("DEV_XID_ERRORS", "Value of the last XID error encountered.", lambda h: h.xid),
@@ -125,7 +133,7 @@ FAMILIES: Final[tuple[Exported, ...]] = (
     _gauge(
         "DEV_ROW_REMAP_FAILURE",
         "Whether remapping of rows has failed.",
-        lambda h: np.zeros(len(h.models)),
+        lambda h: h.remap_failure,
     ),
     _gauge(
         "DEV_ROW_REMAP_PENDING",
@@ -136,6 +144,24 @@ FAMILIES: Final[tuple[Exported, ...]] = (
         "DEV_NVLINK_BANDWIDTH_TOTAL",
         "Total number of NVLink bandwidth counters for all lanes.",
         _demand(lambda d: d.nvlink, 1.95e-6),
+        _has_nvlink,
+    ),
+    _counter(
+        "DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+        "Total number of NVLink flow-control CRC errors.",
+        lambda h: h.nvlink_crc,
+        _has_nvlink,
+    ),
+    _counter(
+        "DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+        "Total number of NVLink retries.",
+        lambda h: h.nvlink_replay,
+        _has_nvlink,
+    ),
+    _counter(
+        "DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+        "Total number of NVLink recovery errors.",
+        lambda h: h.nvlink_recovery,
         _has_nvlink,
     ),
     _gauge(
@@ -180,4 +206,15 @@ FAMILIES: Final[tuple[Exported, ...]] = (
         _demand(lambda d: d.nvlink, 0.95),
         _has_nvlink,
     ),
+)
+# A GPU that is cut up shows no utilisation; of these each slice shows its own part.
+NOT_OF_SLICES: Final = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_MEM_COPY_UTIL")
+OF_SLICES: Final = (
+    "DCGM_FI_DEV_FB_FREE",
+    "DCGM_FI_DEV_FB_USED",
+    "DCGM_FI_DEV_FB_TOTAL",
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+    "DCGM_FI_PROF_SM_ACTIVE",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+    "DCGM_FI_PROF_DRAM_ACTIVE",
 )

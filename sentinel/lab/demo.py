@@ -30,7 +30,9 @@ from sentinel.lab.faults import APPLICATION, HARDWARE
 from sentinel.lab.stage import Stage
 from sentinel.lab.story import Story, Target
 
-FAULTS: Final = {**HARDWARE, **APPLICATION}
+# those that lead to a move within the demonstration's time
+_MOVES: Final = ("off-the-bus", "vanished", "ecc", "thermal", "clock")
+FAULTS: Final = {**{kind: HARDWARE[kind] for kind in _MOVES}, **APPLICATION}
 DEFAULT_FAULT: Final = "thermal"
 POLL_S: Final = 0.5
 CALM_S: Final = 5.0  # without an alert, before the fault

@@ -10,56 +10,29 @@ import heapq
 import itertools
 import math
 import uuid as uuids_
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
 from sentinel.core.domain import Bools, Floats, Gpu, Ints
 from sentinel.lab import layout, workload
-from sentinel.lab.catalogue import FAMILIES, Exported
-from sentinel.lab.faults import APPLICATION, KINDS, STOPPING
 from sentinel.lab.hardware import MODELS, Hardware, Model
+from sentinel.lab.series import SCRAPE_JOB, Block, Family, Series, target_labels
+from sentinel.lab.site import PLAIN, Site
+from sentinel.lab.trouble import Fault, Trouble
 
-SCRAPE_JOB: Final = "dcgm-exporter"
-DRIVER: Final = "550.90.07"
+__all__ = ["SCRAPE_JOB", "Block", "Family", "Fault", "Fleet", "target_labels"]
+
 _STEP_S: Final = 1.0
-_CRASH_AFTER_S: Final = 2.0
-_APPLICATION_RESTART_S: Final = 20.0
-_HANG_TIMEOUT_S: Final = 600.0
-_BUS_IDS: Final = (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)
-
-
-class Family(NamedTuple):
-    """One metric of the fleet: `labels[i]` belongs to `values[i]`."""
-
-    name: str
-    labels: list[dict[str, str]]
-    values: Floats
-
-
-class Block(NamedTuple):
-    """A stretch of history, ready for remote write: values float64 [series, times], NaN = no
-    sample. Consecutive blocks share the `labels` object while nothing changed."""
-
-    labels: list[dict[str, str]]
-    times_s: Floats
-    values: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    kind: str
-    uuid: str
-    since_s: float
 
 
 class Fleet:
     """`advance` moves it in whole seconds from `start_s`; everything else happens "now".
 
-    `hosts` are named gpu-00, gpu-01, ...; the first half are H100, then A100, then L40S. The
-    last host of each model is a spare (two of them where a model has eight) and stays idle.
+    `hosts` are named gpu-00, gpu-01, ...; the first half are H100, then A100, then L40S, where
+    the site has no mix of its own. The last host of each model is a spare (two of them where a
+    model has eight) and stays idle.
     """
 
     def __init__(
@@ -72,15 +45,18 @@ class Fleet:
         load_s: float = 45.0,
         xid_visible_s: float = 3.0,
         default_jobs: bool = True,
+        site: Site = PLAIN,
     ) -> None:
         if hosts < 1 or not 1 <= gpus_per_host <= 16:
             raise ValueError("a fleet has at least one host, of one to 16 GPUs each")
-        self.seed, self.at_s = seed, float(start_s)
-        self._options = {"load_s": load_s, "xid_visible_s": xid_visible_s}
-        self._xid_visible_s = xid_visible_s
-        names = layout.model_names(hosts)
+        self.seed, self.site = seed, site
+        self.at_s: float = float(start_s)
+        self._load_s, self.xid_visible_s = load_s, xid_visible_s
+        late = min(site.late_hosts, hosts - 1)
+        names = layout.model_names(hosts - late, site.mix) + [site.late_model] * late
         self.hosts = tuple(f"gpu-{i:02d}" for i in range(hosts))
-        self.spare_hosts = tuple(self.hosts[i] for i in layout.spares(names))
+        idle = {*layout.spares(names[: hosts - late]), *range(hosts - late, hosts)}
+        self.spare_hosts = tuple(self.hosts[i] for i in sorted(idle) if i < hosts - late)
         ids = np.random.default_rng([seed, 0x1D])
         self.gpus = tuple(
             Gpu(f"GPU-{uuids_.UUID(bytes=ids.bytes(16), version=4)}", host, slot, MODELS[name].name)
@@ -91,19 +67,25 @@ class Fleet:
         n = len(self.gpus)
         host_of = [row // gpus_per_host for row in range(n)]
         models: list[Model] = [MODELS[names[h]] for h in host_of]
-        self.hardware = Hardware(seed, models, host_of, [r % gpus_per_host for r in range(n)])
+        slots = [row % gpus_per_host for row in range(n)]
+        self.hardware = Hardware(seed, models, host_of, slots, site.physics)
         self.workload = workload.Workload(seed, n, load_s)
-        self.faults: dict[tuple[str, str], Fault] = {}
-        self._silent = np.zeros(n, bool)  # only the Xid is exported any more
-        self._gone = np.zeros(n, bool)
+        self.series = Series(self.gpus, self.hosts, self.hardware, site)
+        self.series.relabel(range(n), self.workload)
+        self.trouble = Trouble(self)
+        self.trouble.unknown[hosts - late :] = True
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._ticks = 0
-        self._labels: list[dict[str, str]] | None = None
         if default_jobs:
-            for job in layout.default_jobs(names, gpus_per_host):
+            for job in layout.default_jobs(names, gpus_per_host, idle):
                 self._assign_running(job.id, job.kind, range(*job.span))
         self._settle()
+
+    @property
+    def faults(self) -> dict[tuple[str, str], Fault]:
+        """What is the matter now, by kind and GPU."""
+        return self.trouble.faults
 
     # --- time -----------------------------------------------------------------------------
 
@@ -119,10 +101,11 @@ class Fleet:
         while self._due and self._due[0][0] <= self.at_s:
             heapq.heappop(self._due)[2]()
         rng = np.random.Generator(np.random.Philox(key=[self.seed, self._ticks]))
-        demand = self.workload.advance(self.at_s, dt, self.hardware.speed, rng)
+        demand = self.workload.advance(self.at_s, dt, self.hardware.pace, rng)
         self.hardware.step(demand, self.at_s, dt, rng)
 
-    def _after(self, delay_s: float, event: Callable[[], None]) -> None:
+    def after(self, delay_s: float, event: Callable[[], None]) -> None:
+        """Does it so much later, at the first step that reaches it."""
         heapq.heappush(self._due, (self.at_s + delay_s, next(self._order), event))
 
     # --- jobs -----------------------------------------------------------------------------
@@ -150,15 +133,23 @@ class Fleet:
                 raise ValueError(f"job {job_id}: unknown kind {kind!r}")
             code = known.kind if known else workload.kind_of(job_id)
         start = self.at_s if started_s is None else started_s
+        before = known.rows.tolist() if known else []
         job = self.workload.assign(job_id, code, rows, start)
-        self._labels = None
-        if self._stopped()[job.rows].any():
+        self.series.relabel({*before, *rows.tolist()}, self.workload)
+        if self.trouble.stopped()[job.rows].any():
             self.workload.set_state(job_id, workload.DOWN, self.at_s)
 
     def unassign(self, job_id: str) -> None:
         """Raises KeyError where there is no such job."""
+        rows = self.workload.jobs[job_id].rows.tolist()
         self.workload.unassign(job_id)
-        self._labels = None
+        self.series.relabel(rows, self.workload)
+
+    def start_again(self, job_id: str) -> None:
+        """The job runs once more, where it was, from its last checkpoint."""
+        self.workload.set_state(job_id, workload.RUNNING, self.at_s)
+        if self.site.pods:  # another start is another pod
+            self.series.relabel(self.workload.jobs[job_id].rows.tolist(), self.workload)
 
     def row(self, uuid: str) -> int:
         if uuid not in self._row:
@@ -173,142 +164,30 @@ class Fleet:
 
     def _settle(self) -> None:
         rng = np.random.default_rng([self.seed, 0x5E])
-        demand = self.workload.advance(self.at_s, 60.0, self.hardware.speed, rng)
+        demand = self.workload.advance(self.at_s, 60.0, self.hardware.pace, rng)
         self.hardware.settle(demand, self.at_s)
 
     # --- faults ---------------------------------------------------------------------------
 
     def inject(self, kind: str, uuid: str) -> None:
         """Starts a fault of `faults.KINDS`. Raises KeyError on an unknown kind or GPU."""
-        if kind not in KINDS:
-            raise KeyError(f"no fault {kind!r}; there are {', '.join(KINDS)}")
-        row = self.row(uuid)
-        self.faults[(kind, uuid)] = Fault(kind, uuid, self.at_s)
-        hardware, job_id = self.hardware, self.workload.job_of[row]
-        if kind == "off-the-bus":
-            hardware.xid[row] = 79
-            self._silent[row] = True
-            self._after(self._xid_visible_s, lambda: self._end(kind, uuid, self._gone))
-            self._crash(job_id, row)
-        elif kind == "vanished":
-            self._gone[row] = True
-            self._hang(job_id)
-        elif kind == "ecc":
-            hardware.uncorrectable_error(row)
-            hardware.xid[row] = 48
-            self._after(self._xid_visible_s, lambda: self._remap(uuid))
-            self._crash(job_id, row)
-        elif kind == "thermal":
-            hardware.lose_cooling(row)
-        elif kind == "clock":
-            hardware.clock_factor[row] = 0.8
-        elif kind in APPLICATION:
-            hardware.xid[row] = int(kind.removeprefix("xid-"))
-            if kind != "xid-45":
-                self._crash(job_id, row, restart=True)
-        elif kind == "driver-shift":
-            hardware.work_factor[:] = 1.06
-        elif kind == "new-workload" and job_id is not None:
-            self.workload.set_character(job_id, f"{job_id} {kind} {self.at_s}")
-        elif kind == "idle-night":
-            self.workload.quiet = True
+        self.trouble.start(kind, uuid)
 
     def repair(self, uuid: str) -> None:
         """The GPU is healthy and freshly reset; a job that still waits on it starts again."""
-        row = self.row(uuid)
-        kinds = [kind for kind, of in self.faults if of == uuid]
-        for kind in kinds:
-            del self.faults[(kind, uuid)]
-        self.hardware.reset(row)
-        self._silent[row] = self._gone[row] = False
-        if "driver-shift" in kinds:
-            self.hardware.work_factor[:] = 1.0
-        if "idle-night" in kinds:
-            self.workload.quiet = False
-        job_id = self.workload.job_of[row]
-        if job_id is None:
-            return
-        job = self.workload.jobs[job_id]
-        if "new-workload" in kinds:
-            self.workload.set_character(job_id, job_id)
-        if job.state != workload.RUNNING and not self._stopped()[job.rows].any():
-            self.workload.set_state(job_id, workload.RUNNING, self.at_s)
-
-    def _stopped(self) -> Bools:
-        stopped = np.zeros(len(self.gpus), bool)
-        for kind, uuid in self.faults:
-            stopped[self.row(uuid)] |= kind in STOPPING
-        return stopped
-
-    def _end(self, kind: str, uuid: str, series: Bools) -> None:
-        if (kind, uuid) in self.faults:
-            series[self.row(uuid)] = True
-
-    def _remap(self, uuid: str) -> None:
-        if ("ecc", uuid) in self.faults:
-            row = self.row(uuid)
-            self.hardware.xid[row] = 63
-            self.hardware.remap_pending[row] = 1
-            self.hardware.remapped_uncorrectable[row] += 1
-
-    def _crash(self, job_id: str | None, row: int, *, restart: bool = False) -> None:
-        """All of the job's processes end soon, and its other GPUs report the teardown."""
-        if job_id is None:
-            return
-        job = self.workload.jobs[job_id]
-        incarnation = job.incarnation
-
-        def fall() -> None:
-            if self._is_current(job_id, incarnation):
-                self.workload.set_state(job_id, workload.DOWN, self.at_s)
-                mates = job.rows[job.rows != row]
-                self.hardware.xid[mates] = np.where(
-                    self.hardware.xid[mates] == 0, 45, self.hardware.xid[mates]
-                )
-                if restart:
-                    self._after(_APPLICATION_RESTART_S, rise)
-
-        def rise() -> None:
-            if self._is_current(job_id, incarnation) and not self._stopped()[job.rows].any():
-                self.workload.set_state(job_id, workload.RUNNING, self.at_s)
-
-        self._after(_CRASH_AFTER_S, fall)
-
-    def _hang(self, job_id: str | None) -> None:
-        """The other ranks wait in a collective until their own timeout ends them."""
-        if job_id is None:
-            return
-        job = self.workload.jobs[job_id]
-        hangs = job.kind == workload.TRAINING and len(job.rows) > 1
-        self.workload.set_state(job_id, workload.HUNG if hangs else workload.DOWN, self.at_s)
-        incarnation = job.incarnation
-
-        def give_up() -> None:
-            if self._is_current(job_id, incarnation):
-                self.workload.set_state(job_id, workload.DOWN, self.at_s)
-
-        self._after(_HANG_TIMEOUT_S, give_up)
-
-    def _is_current(self, job_id: str, incarnation: int) -> bool:
-        job = self.workload.jobs.get(job_id)
-        return job is not None and job.incarnation == incarnation
+        self.trouble.end(uuid)
 
     # --- what the exporters say -----------------------------------------------------------
 
     def reporting(self) -> Bools:
         """bool [gpus]: whether a GPU exports anything at all."""
-        return ~self._gone
+        off = self.trouble.down | self.trouble.unknown
+        return ~(self.trouble.gone | off[self.series.host_of])
 
     def samples(self, rows: Ints | None = None) -> list[Family]:
         """What dcgm-exporter would say now of these rows (all by default), in its order."""
         chosen = np.arange(len(self.gpus)) if rows is None else rows
-        labels = self._gpu_labels()
-        families = []
-        for family in FAMILIES:
-            values, exported = self._values(family)
-            kept = chosen[exported[chosen]].tolist()
-            families.append(Family(family.name, [labels[row] for row in kept], values[kept]))
-        return families
+        return self.series.families(self._matrix(), chosen)
 
     def history(
         self, start_s: float, end_s: float, step_s: float, block_s: float = 900.0
@@ -320,18 +199,22 @@ class Fleet:
         """
         if start_s < self.at_s - 1e-6 or step_s <= 0:
             raise ValueError("history goes forward from where the fleet is, in positive steps")
-        self.advance(start_s)
+        self.advance(start_s, step_s)
+        if start_s - self.at_s > 1e-6:
+            self._tick(start_s - self.at_s)
         self.at_s = float(start_s)
-        labels, times, columns = self._scraped_labels(), [start_s], [self._column()]
+        labels, times = self.series.labels(), [start_s]
+        matrices, ups = [self._matrix()], [self._up()]
         for index in range(1, math.floor((end_s - start_s) / step_s + 1e-9) + 1):
             self._tick(start_s + index * step_s - self.at_s)
-            now_labels = self._scraped_labels()
+            now_labels = self.series.labels()
             if now_labels is not labels or times[-1] - times[0] >= block_s:
-                yield Block(labels, np.array(times), np.stack(columns, axis=1))
-                labels, times, columns = now_labels, [], []
+                yield Block(labels, np.array(times), self.series.columns(matrices, ups))
+                labels, times, matrices, ups = now_labels, [], [], []
             times.append(self.at_s)
-            columns.append(self._column())
-        yield Block(labels, np.array(times), np.stack(columns, axis=1))
+            matrices.append(self._matrix())
+            ups.append(self._up())
+        yield Block(labels, np.array(times), self.series.columns(matrices, ups))
 
     def past(self, start_s: float) -> Fleet:
         """The same fleet as it was at `start_s`: the same GPUs and jobs, all healthy."""
@@ -340,60 +223,20 @@ class Fleet:
             len(self.hosts),
             len(self.gpus) // len(self.hosts),
             start_s=start_s,
+            load_s=self._load_s,
+            xid_visible_s=self.xid_visible_s,
             default_jobs=False,
-            **self._options,
+            site=self.site,
         )
         for job in self.workload.jobs.values():
             past._assign_running(job.id, workload.KIND_NAMES[job.kind], job.rows.tolist())
         past._settle()
         return past
 
-    def _values(self, family: Exported) -> tuple[Floats, Bools]:
-        exported = ~self._gone & family.capable(self.hardware)
-        if family.name != "DCGM_FI_DEV_XID_ERRORS":
-            exported &= ~self._silent
-        return family.read(self.hardware), exported
+    def _matrix(self) -> Floats:
+        trouble = self.trouble
+        return self.series.matrix(trouble.gone, trouble.silent, trouble.down | trouble.unknown)
 
-    def _column(self) -> Floats:
-        parts = []
-        for family in FAMILIES:
-            values, exported = self._values(family)
-            parts.append(np.where(exported, values, np.nan)[family.capable(self.hardware)])
-        parts.append(np.ones(len(self.hosts)))
-        return np.concatenate(parts)
-
-    def _gpu_labels(self) -> list[dict[str, str]]:
-        if self._labels is None:
-            self._scraped: list[dict[str, str]] | None = None
-            self._labels = [self._labels_of(row) for row in range(len(self.gpus))]
-        return self._labels
-
-    def _labels_of(self, row: int) -> dict[str, str]:
-        gpu = self.gpus[row]
-        slot = gpu.index or 0
-        labels = {
-            "gpu": str(slot),
-            "UUID": gpu.uuid,
-            "pci_bus_id": f"00000000:{_BUS_IDS[slot % 8] + slot // 8:02X}:00.0",
-            "device": f"nvidia{slot}",
-            "modelName": gpu.model,
-            "Hostname": gpu.node,
-            "DCGM_FI_DRIVER_VERSION": DRIVER,
-        }
-        job_id = self.workload.job_of[row]
-        return labels if job_id is None else {**labels, "hpc_job": job_id}
-
-    def _scraped_labels(self) -> list[dict[str, str]]:
-        of_gpu = self._gpu_labels()
-        if self._scraped is None:
-            self._scraped = [
-                {"__name__": family.name, **of_gpu[row], **target_labels(self.gpus[row].node)}
-                for family in FAMILIES
-                for row in np.flatnonzero(family.capable(self.hardware)).tolist()
-            ] + [{"__name__": "up", **target_labels(host)} for host in self.hosts]
-        return self._scraped
-
-
-def target_labels(host: str) -> Mapping[str, str]:
-    """What Prometheus adds to the samples of this host's exporter."""
-    return {"instance": f"{host}:9400", "job": SCRAPE_JOB}
+    def _up(self) -> Floats:
+        trouble = self.trouble
+        return np.where(trouble.unknown, np.nan, np.where(trouble.down, 0.0, 1.0))

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from sentinel.lab.hardware import MODELS
 
 
-def model_names(hosts: int) -> list[str]:
+def model_names(hosts: int, mix: Sequence[tuple[str, float]] = ()) -> list[str]:
+    """One a host, the models of the mix one after another by their shares."""
+    if mix:
+        shares = np.cumsum([share for _, share in mix])
+        place = (np.arange(hosts) + 0.5) / hosts * shares[-1]
+        return [mix[int(np.searchsorted(shares, p))][0] for p in place]
     h100 = math.ceil(hosts / 2)
     a100 = hosts // 4
     return ["H100"] * h100 + ["A100"] * a100 + ["L40S"] * (hosts - h100 - a100)
@@ -32,12 +39,15 @@ class DefaultJob(NamedTuple):
     span: tuple[int, int]  # the rows it runs on, from and up to
 
 
-def default_jobs(names: Sequence[str], gpus_per_host: int) -> Iterator[DefaultJob]:
-    """The first two H100 hosts are one gang; then gangs of a host; of every fourth host, and
-    of L40S hosts, pairs of GPUs serve. Spare hosts get none."""
-    idle = set(spares(names))
+def default_jobs(
+    names: Sequence[str], gpus_per_host: int, idle: Collection[int]
+) -> Iterator[DefaultJob]:
+    """The first two hosts are one gang; then gangs of a host; of every fourth host, and
+    of L40S hosts, pairs of GPUs serve. Idle hosts get none."""
     busy = [host for host in range(len(names)) if host not in idle]
-    joined = busy[1] if len(busy) > 1 and names[busy[1]] == "H100" else None
+    joined = None
+    if len(busy) > 1 and names[busy[0]] == names[busy[1]] != "L40S":
+        joined = busy[1]
     met: Counter[str] = Counter()
     for host in busy:
         if host == joined:

@@ -39,6 +39,19 @@ class Job:
     incarnation: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Pace:
+    """What each GPU is able to do, float64 [gpus]: `speed` its clock as a share of its best,
+    `efficiency` the work done per cycle, `memory` how many times longer the memory is busy for
+    it, `nvlink` and `pcie` the share of their traffic that passes."""
+
+    speed: Floats
+    efficiency: Floats
+    memory: Floats
+    nvlink: Floats
+    pcie: Floats
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What the work asks of each GPU at one moment. Ratios 0..1, traffic in bytes per second.
@@ -94,6 +107,11 @@ class Workload:
         self._progress_s = np.zeros(gpus)
         self._saved_s = np.zeros(gpus)
         self._saving = np.zeros(gpus, bool)
+        self.hung = np.zeros(gpus, bool)  # a kernel of its own hangs
+        self.share = np.ones(gpus)  # of its job's effort: stages, skew, an idle rank
+        self.restless = np.zeros(gpus, bool)  # its share of requests comes in bursts
+        self.leak_per_s = np.zeros(gpus)  # share of the memory
+        self._leaked = np.zeros(gpus)
 
     def assign(self, job_id: str, kind: int, rows: Ints, started_s: float) -> Job:
         """Starts the job on these rows, from its last checkpoint if it ran before."""
@@ -125,6 +143,19 @@ class Workload:
         self._kind[rows] = NOTHING
         self._state[rows] = RUNNING
         self._leader[rows] = rows
+        self.calm(rows)
+
+    def calm(self, rows: Ints) -> None:
+        """Nothing is the matter with the work on these rows."""
+        self.hung[rows] = self.restless[rows] = False
+        self.share[rows] = 1.0
+        self.leak_per_s[rows] = self._leaked[rows] = 0.0
+
+    def reshape(self, job_id: str, **character: float) -> None:
+        """Changes parts of a job's character, until `set_character` gives it another."""
+        rows = self.jobs[job_id].rows
+        for key, value in character.items():
+            self._character[key][rows] = value
 
     def set_character(self, job_id: str, name: str) -> None:
         """Gives the job the character that belongs to `name`; its own is its id's."""
@@ -149,12 +180,14 @@ class Workload:
         row = self.jobs[job_id].rows[0]
         return float(self._progress_s[row]), float(self._saved_s[row])
 
-    def advance(self, at_s: float, dt: float, speed: Floats, rng: np.random.Generator) -> Demand:
+    def advance(self, at_s: float, dt: float, able: Pace, rng: np.random.Generator) -> Demand:
         """The demand at `at_s`, `dt` seconds after the last call.
 
-        `speed` float64 [gpus] is each GPU's clock as a share of its best. A training job goes
-        at the pace of its slowest GPU; the others wait for it, which shows in their demand.
+        A training job goes at the pace of its slowest GPU; the others wait for it, which shows
+        in their demand.
         """
+        slower = able.efficiency / (1 + self._character["dram"] * (able.memory - 1))
+        speed = able.speed * slower
         draws = rng.standard_normal((2, self._gpus))
         self._wander = _ou(self._wander, draws[0], dt, _WANDER_TAU_S)
         self._jitter = _ou(self._jitter, draws[1], dt, _JITTER_TAU_S)
@@ -176,7 +209,8 @@ class Workload:
         finished = self._saving & ~saving & (self._state == RUNNING)
         self._saved_s = np.where(finished, self._progress_s, self._saved_s)
         self._saving = saving
-        return self._demand(at_s, age, waiting, loading, saving, evaluating)
+        self._leaked = np.minimum(self._leaked + self.leak_per_s * dt, 1.0)
+        return self._demand(at_s, age, waiting, loading, saving, evaluating, able, slower)
 
     def _within(self, what: str, age: Floats) -> Bools:
         """Whether the age lies in the last part of a period of `what`."""
@@ -191,6 +225,8 @@ class Workload:
         loading: Bools,
         saving: Bools,
         evaluating: Bools,
+        able: Pace,
+        slower: Floats,
     ) -> Demand:
         c = self._character
         busy = self._kind != NOTHING
@@ -205,21 +241,29 @@ class Workload:
         effort = np.where(serving, traffic, (1 + 0.02 * wander + 0.03 * self._jitter) * waiting)
         effort = np.where(evaluating, 0.6 * effort, effort)
         effort = np.where(saving, 0.03, effort)
-        effort = np.where(loading, 0.005, effort) * busy
+        bursting = self.restless & (np.sin(at_s / 47.0) > 0.3)
+        share = np.where(bursting, 1.8, self.share)
+        effort = np.where(loading, 0.005, effort) * busy * share
 
-        sm = np.clip(c["sm"] * effort, 0, 0.98)
-        tensor = np.clip(c["tensor"] * effort, 0, 0.95) * np.where(evaluating, 0.6, 1.0)
-        dram = np.clip(c["dram"] * effort, 0, 0.95)
+        # a slower GPU takes longer for the same work: serving it is busier, training it is not,
+        # since all wait; less tensor and memory work is done in each of its seconds
+        stretched = np.where(serving, 1.0 / slower, 1.0)
+        sm = np.clip(c["sm"] * effort * stretched, 0, 0.98)
+        done = np.where(serving, 1.0, slower)
+        tensor = np.clip(c["tensor"] * effort * done, 0, 0.95) * np.where(evaluating, 0.6, 1.0)
+        dram = np.clip(c["dram"] * effort * done * able.memory, 0, 0.95)
         ramp = np.clip((age + 1) / self.load_s, 0.02, 1.0)
-        fb = np.where(busy, c["fb"] * ramp, 0.0)
+        fb = np.where(busy, np.minimum(c["fb"] * ramp + self._leaked, 0.993), 0.0)
         noise = 1 + 0.08 * self._jitter
         rx = np.where(serving, 3e8 * effort, 5e7 * effort) + np.where(loading, 2.5e9, 0.0)
         tx = np.where(serving, 3e7 * effort, 1e7 * effort) + np.where(saving, 1.2e9, 0.0)
-        nvlink = np.where(loading | saving, 0.0, c["nvlink"] * effort)
+        rx, tx = rx * able.pcie, tx * able.pcie
+        nvlink = np.where(loading | saving, 0.0, c["nvlink"] * effort * able.nvlink)
 
         # a hung collective spins: the GPU looks fully used and does nothing
-        hung, alive = self._state == HUNG, self._state == RUNNING
-        sm = np.where(hung, 0.11, sm * alive)
+        hung = (self._state == HUNG) | self.hung
+        alive = (self._state == RUNNING) & ~self.hung
+        sm = np.where(hung, np.where(self.hung, 0.01, 0.11), sm * alive)
         util = np.where(hung, 1.0, np.minimum(1.04 * -np.expm1(-4.2 * sm), 1.0))
         working = alive & busy
         return Demand(

@@ -1,47 +1,133 @@
-"""The simulated fleet as a history that learning and backtests read, without a server."""
+"""The simulated fleet as a history that learning and backtests read, without a server.
+
+What goes wrong between an exporter and Prometheus happens here, not in the fleet: scrapes that
+come at their own moment, late or never, a host whose clock is off, a target scraped twice.
+"""
+
+import math
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sentinel.core.frame import Samples, SeriesKey
-from sentinel.lab.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class Scraping:
+    """How the fleet is scraped. Each host has a phase of its own within `spread` of the
+    interval, which never changes; of its scrapes a share fails, and a share is late by up to
+    half an interval. `offset_s` is by host; `doubled` are hosts that two servers scrape."""
+
+    seed: int = 0
+    spread: float = 0.0
+    failing: float = 0.0
+    late: float = 0.0
+    offset_s: dict[str, float] = field(default_factory=dict)
+    doubled: frozenset[str] = frozenset()
+
+
+PERFECT = Scraping()
 
 
 class LabHistory:
     """Stands where a Prometheus would: `history(start, end)` moves the fleet through time.
 
-    `events` are (at_s, method, *arguments) of the fleet, applied when their time comes; times
-    are on the grid of `step_s`.
+    `events` are (at_s, method, *arguments) of the fleet, applied at that very moment: the first
+    sample that can show them is the next one. An event that the fleet refuses is left out, and
+    is kept in `refused`. `seen` is called with every block, where given.
     """
 
-    def __init__(self, fleet: Fleet, step_s: float, events=()):
-        self._fleet, self._step_s, self._events = fleet, step_s, sorted(events)
-        self._keys, self._number = [], {}
+    def __init__(self, fleet, step_s, events=(), scraping=PERFECT, seen=None):
+        self.refused = []
+        self._fleet, self._step_s = fleet, step_s
+        self._events, self._scraping, self._seen = sorted(events, key=_when), scraping, seen
+        self._rng = np.random.default_rng([scraping.seed, 0x5C])
+        hosts = fleet.hosts
+        self._phase_s = step_s * scraping.spread * self._rng.random(len(hosts))
+        self._offset_s = np.array([scraping.offset_s.get(host, 0.0) for host in hosts])
+        self._host = {f"{host}:9400": place for place, host in enumerate(hosts)}
+        self._doubled = np.isin(hosts, list(scraping.doubled))
+        self._plain = scraping == PERFECT
+        self._keys, self._number, self._known = [], {}, {}
+        self._labels = None
 
     def history(self, start_s, end_s, *, slice_s):
         at_s = start_s
-        for event in [*self._events, (end_s, None)]:
-            if not start_s <= event[0] <= end_s:
-                continue
-            until_s = event[0] if event[1] is None else event[0] - self._step_s
-            if until_s >= at_s:
+        events = [event for event in self._events if start_s <= event[0] <= end_s]
+        for event in [*events, (end_s, None)]:
+            steps = math.floor((event[0] - at_s) / self._step_s + 1e-9)
+            if steps >= 0:
+                until_s = at_s + steps * self._step_s
                 for block in self._fleet.history(at_s, until_s, self._step_s, block_s=slice_s):
+                    if self._seen is not None:
+                        self._seen(block)
                     yield self._samples(block)
                 at_s = until_s + self._step_s
             if event[1] is not None:
-                getattr(self._fleet, event[1])(*event[2:])
+                self._apply(event)
+
+    def _apply(self, event):
+        self._fleet.advance(event[0])
+        try:
+            getattr(self._fleet, event[1])(*event[2:])
+        except (ValueError, KeyError) as error:
+            self.refused.append((*event, str(error)))
 
     def _samples(self, block):
-        ids = np.array([self._id(labels) for labels in block.labels], dtype=np.int64)
-        row, column = np.nonzero(np.isfinite(block.values))
-        times = block.times_s[column]
-        values = block.values[row, column]
-        return Samples(float(block.times_s[-1]), self._keys, ids[row], times, values)
+        if block.labels is not self._labels:
+            self._labels = block.labels
+            self._ids = np.array([self._id(labels) for labels in block.labels], dtype=np.int64)
+            self._hosts = np.array([self._host[labels["instance"]] for labels in block.labels])
+        shown = np.isfinite(block.values.T)
+        if self._scraping.failing:
+            shown &= ~self._failed(block)
+        column, row = np.nonzero(shown)
+        times, values, ids = block.times_s[column], block.values.T[shown], self._ids[row]
+        if not self._plain:
+            times = times + self._shifts(len(block.times_s))[column, self._hosts[row]]
+            ids, times, values = self._twice(ids, times, values, row)
+        return Samples(float(block.times_s[-1]), self._keys, ids, times, values)
 
-    def _id(self, labels):
-        key = tuple(sorted(labels.items()))
+    def _failed(self, block):
+        """bool [times, series]: of a scrape that fails only `up` remains, which says so."""
+        failing = self._rng.random((len(block.times_s), len(self._phase_s)))
+        failing = (failing < self._scraping.failing)[:, self._hosts]
+        ups = np.array([labels["__name__"] == "up" for labels in block.labels])
+        block.values[:, :].T[failing & ups] = 0.0
+        return failing & ~ups
+
+    def _shifts(self, times):
+        late = self._rng.random((times, len(self._phase_s)))
+        by_s = 0.5 * self._step_s * self._rng.random(late.shape)
+        shifts = self._phase_s + self._offset_s + np.where(late < self._scraping.late, by_s, 0.0)
+        return np.round(shifts, 3)
+
+    def _twice(self, ids, times, values, row):
+        """The other server scrapes the same targets two seconds later."""
+        again = self._doubled[self._hosts[row]]
+        if not again.any():
+            return ids, times, values
+        other = np.array([self._id(self._labels[r], "b") for r in range(len(self._labels))])
+        return (
+            np.concatenate([ids, other[row[again]]]),
+            np.concatenate([times, times[again] + 2.0]),
+            np.concatenate([values, values[again]]),
+        )
+
+    def _id(self, labels, replica=""):
+        known = self._known.get((id(labels), replica))
+        if known is not None:
+            return known[0]
+        shown = {**labels, "prometheus_replica": replica} if replica else labels
+        key = tuple(sorted(shown.items()))
         number = self._number.get(key)
         if number is None:
             number = self._number[key] = len(self._keys)
             rest = tuple((name, value) for name, value in key if name != "__name__")
             self._keys.append(SeriesKey(labels["__name__"], rest))
+        self._known[id(labels), replica] = (number, labels)  # held, so that its id stays its own
         return number
+
+
+def _when(event):
+    return event[0]

@@ -76,7 +76,7 @@ def test_every_fault_is_found_where_it_is_and_nothing_else_is(tmp_path, seed):
     assert set(found) == hardware, again(seed)
     for uuid, incident in found.items():
         kind, at_s = truth[uuid]
-        delay_s = seconds(incident["confirmed_at"]) - at_s
+        delay_s = seconds(incident["confirmed_at"]) - (at_s + STEP_S)  # the first that shows it
         assert 0.0 <= delay_s <= (2 * STEP_S if kind in HARD else 300.0), f"{kind}: {again(seed)}"
         assert incident["would_migrate"], f"{kind}: {again(seed)}"
     assert not any(i["would_migrate"] for i in report["written_down"]), again(seed)
