@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sentinel.core.domain import Severity
+from sentinel.core.patterns import NAMES, Book, pattern_from
 
 ROLES: Final = ("demand", "response", "error", "state", "info")
 NEEDS: Final = ("nvlink", "profiling", "memory_temp", "ecc", "row_remap", "energy", "whole")
@@ -120,7 +121,9 @@ class Catalog:
         aliases: Iterable[Alias],
         xids: Iterable[XidRow] = (),
         exporters: Mapping[str, str] | None = None,
+        patterns: Book | None = None,
     ) -> None:
+        self.patterns = patterns or Book()
         self.exporters: dict[str, str] = dict(exporters or {})  # its name -> what it is
         self.metrics: tuple[Metric, ...] = tuple(metrics)
         self.names: tuple[str, ...] = tuple(m.name for m in self.metrics)
@@ -170,17 +173,23 @@ class Catalog:
         return tuple(self._xids[code] for code in sorted(self._xids))
 
     @classmethod
-    def from_plain(cls, metrics: Mapping[str, Any], xids: Mapping[str, Any]) -> Catalog:
-        """Builds from the plain content of the two files.
+    def from_plain(
+        cls,
+        metrics: Mapping[str, Any],
+        xids: Mapping[str, Any],
+        patterns: Mapping[str, Any] | None = None,
+    ) -> Catalog:
+        """Builds from the plain content of the files.
 
-        Raises ValueError naming every bad row of both, not only the first.
+        Raises ValueError naming every bad row of all, not only the first.
         """
         problems: list[str] = []
         table, aliases = _metrics(metrics, problems)
         rows = list(_xids(xids, problems))
+        book = _book(patterns or {}, problems)
         if problems:
             raise ValueError("\n".join(problems))
-        return cls(table, aliases, rows, metrics.get("exporters"))
+        return cls(table, aliases, rows, metrics.get("exporters"), book)
 
 
 class _Row:
@@ -356,6 +365,32 @@ def _xids(plain: Mapping[str, Any], problems: list[str]) -> Iterator[XidRow]:
                 row.fault(f"code {code} is there twice")
             seen.add(code)
             yield XidRow(code, *rest)
+
+
+def _book(plain: Mapping[str, Any], problems: list[str]) -> Book:
+    """The fault patterns that are shipped, and which of their dimensions each Xid belongs to."""
+    made = []
+    for place, content in enumerate(plain.get("patterns") or []):
+        try:
+            made.append(pattern_from(content))
+        except (KeyError, TypeError, ValueError) as err:
+            problems.append(f"patterns.yaml: patterns[{place}]: {err!r}")
+    ids = [p.id for p in made]
+    problems += [
+        f"patterns.yaml: {id} is there twice" for id in sorted(set(ids)) if ids.count(id) > 1
+    ]
+    dimension: dict[int, str] = {}
+    for name, content in (plain.get("xids") or {}).items():
+        row = _Row(f"patterns.yaml: xids: {name}", content, problems)
+        if name not in NAMES:
+            row.fault("is no dimension of a signature")
+        row.take("source", str)
+        for code in _codes(row, row.take("codes", list, [])):
+            if code in dimension:
+                row.fault(f"code {code} is under {dimension[code]} too")
+            dimension[code] = name
+        row.done()
+    return Book(made, dimension)
 
 
 def _codes(row: _Row, plain: Any) -> Iterator[int]:

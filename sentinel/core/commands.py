@@ -16,16 +16,19 @@ from sentinel.core.domain import (
     CommandKind,
     Incident,
     Operation,
+    PatternState,
     Quarantine,
     SubjectKind,
 )
 from sentinel.core.incident import Change, closed
 from sentinel.core.ledger import Ledger
+from sentinel.core.patterns import Book
 from sentinel.core.placement import taken_nodes
 from sentinel.core.policy import Times
 
 
-def obey(ledger: Ledger, commands: tuple[Command, ...]) -> None:
+def obey(ledger: Ledger, commands: tuple[Command, ...], book: Book | None = None) -> None:
+    """`book` holds the fault patterns that a person can speak of."""
     for command in commands:
         match command.kind:
             case CommandKind.PAUSE:
@@ -38,6 +41,14 @@ def obey(ledger: Ledger, commands: tuple[Command, ...]) -> None:
                 _cancel(ledger, command)
             case CommandKind.RELEASE:
                 _release(ledger, command)
+            case (
+                CommandKind.RENAME_PATTERN
+                | CommandKind.CONFIRM_PATTERN
+                | CommandKind.REJECT_PATTERN
+            ):
+                _speak(ledger, command, book)
+            case CommandKind.LEARN_PATTERNS:  # the daemon's: it starts the learner
+                ledger.note("pattern", "", "", "", f"learning asked for by {_said(command)}")
 
 
 def finish_releases(ledger: Ledger, times: Times, epoch: int) -> None:
@@ -96,6 +107,34 @@ def _release(ledger: Ledger, command: Command) -> None:
         found = True
     if not found:
         ledger.note("incident", command.target, "", "", f"release by {by}: nothing is open there")
+
+
+def _speak(ledger: Ledger, command: Command, book: Book | None) -> None:
+    """What a person says of a fault pattern; it outlives relearning."""
+    known = ledger.patterns.get(command.target)
+    shown = book.patterns.get(command.target) if book else known
+    if shown is None:
+        ledger.note("pattern", command.target, "", "", f"{command.kind}: no such pattern is known")
+        return
+    by = command.actor or "an unnamed person"
+    after = replace((known or shown).kept(), said_by=by, said_at_s=ledger.now_s)
+    match command.kind:
+        case CommandKind.RENAME_PATTERN:
+            name = " ".join(command.value.split())
+            other = book.clash(name, but=command.target) if book else ""
+            if not name or other:
+                why = f"{other} goes by that name" if other else "a name must not be empty"
+                ledger.note("pattern", command.target, "", "", f"rename: {why}")
+                return
+            after = replace(after, name=name, renamed=True, state=PatternState.CONFIRMED)
+            why = f"renamed from {shown.name!r} to {name!r} by {_said(command)}"
+        case CommandKind.CONFIRM_PATTERN:
+            after = replace(after, state=PatternState.CONFIRMED)
+            why = f"confirmed by {_said(command)}"
+        case _:
+            after = replace(after, state=PatternState.REJECTED)
+            why = f"rejected by {_said(command)}: its name is used no more"
+    ledger.keep_pattern(after, why)
 
 
 def _free_held(ledger: Ledger, incident: Incident) -> None:

@@ -142,6 +142,18 @@ class CommandKind(enum.StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     RESET_BREAKER = "reset_breaker"
+    RENAME_PATTERN = "rename_pattern"  # target: pattern id, value: its new name
+    CONFIRM_PATTERN = "confirm_pattern"
+    REJECT_PATTERN = "reject_pattern"
+    LEARN_PATTERNS = "learn_patterns"
+
+
+class PatternState(enum.StrEnum):
+    """What people think of a fault pattern."""
+
+    PROPOSED = "proposed"
+    CONFIRMED = "confirmed"
+    REJECTED = "rejected"  # its name is used no more
 
 
 class ActionKind(enum.StrEnum):
@@ -225,7 +237,8 @@ class Frame:
 class Evidence:
     """One reason, in words and numbers. `contribution` sums to the score over density rows."""
 
-    kind: str  # xid, ecc, remap, recovery, lost, density
+    # xid, ecc, remap, recovery, lost, density, throttle, hang, memory_full, nvlink, pcie_link
+    kind: str
     metric: str
     text: str
     value: float | None = None
@@ -327,6 +340,9 @@ class Incident:
     alert_since_s: float | None = None
     past_alerts: tuple[PastAlert, ...] = ()
     released_by: str = ""  # a person ended it; it closes once nothing of its own is under way
+    signature: Mapping[str, float] = field(default_factory=dict)  # the strongest seen, in -1..1
+    like: str = ""  # the id of the pattern that it is like; empty: novel
+    distance: float | None = None  # from the nearest pattern, 0 = the same; None = not compared
 
     @property
     def is_open(self) -> bool:
@@ -373,6 +389,43 @@ class Migration:
     accepted: bool = False  # the scheduler once said that it has it: a later 404 is no proof
     cancelled_by: str = ""  # the person who cancelled it: it is not planned again
     gpu_hours: float = 0.0  # its price: work lost since the last checkpoint, as far as known
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What became of the incidents of one pattern: how many ended, how, and how long the
+    newest of them were open (oldest first)."""
+
+    count: int = 0
+    endings: Mapping[str, int] = field(default_factory=dict)
+    durations_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPattern:
+    """One way in which GPUs fail. `shapes` are signatures, any of which is this pattern; `may`
+    names what can come along with it ("sm_clock-": downwards only). A shipped pattern that is
+    kept in the state has no shapes: those are the program's."""
+
+    id: str
+    name: str
+    origin: str = "learnt"  # or shipped
+    state: PatternState = PatternState.PROPOSED
+    means: str = ""
+    first: str = ""  # what a person does first
+    shapes: tuple[Mapping[str, float], ...] = ()
+    may: tuple[str, ...] = ()
+    renamed: bool = False  # the name is a person's
+    said_by: str = ""
+    said_at_s: float | None = None
+    past: Past = Past()
+    schema: int = 1  # of the dimensions of `shapes`
+
+    def kept(self) -> FaultPattern:
+        """As it is kept in the state: of a shipped one, only what is not shipped."""
+        if self.origin != "shipped":
+            return self
+        return dataclasses.replace(self, shapes=(), may=(), means="", first="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,6 +488,7 @@ class Command:
     actor: str = ""
     reason: str = ""
     at_s: float = 0.0
+    value: str = ""  # what it sets, where it sets something
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,6 +528,7 @@ class Control:
     breaker: Breaker = Breaker()
     pause: Pause = Pause()
     last_tick_s: float = 0.0
+    patterns: Mapping[str, FaultPattern] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sentinel.core.domain import (
+    NOVEL,
     Evidence,
     Incident,
     IncidentPhase,
@@ -26,6 +27,7 @@ from sentinel.core.domain import (
     Verdict,
     Workload,
 )
+from sentinel.core.patterns import Book, stronger
 from sentinel.core.policy import Times
 
 RESEND_S: Final = 900.0  # how long a resolved alert is told again
@@ -98,10 +100,15 @@ def _long_enough(stood_s: float, kind: Kind, times: Times) -> bool:
 
 
 def opened(
-    sighting: Sighting, cluster: str, now_s: float, known: Mapping[str, Incident] | None = None
+    sighting: Sighting,
+    cluster: str,
+    now_s: float,
+    known: Mapping[str, Incident] | None = None,
+    book: Book | None = None,
 ) -> Incident:
     """A suspicion, before any time has passed. Soft evidence opens as a ticket at most: a
-    page has to stand as long as any deviation before it counts."""
+    page has to stand as long as any deviation before it counts. `book` names what it is like;
+    without one it goes by the verdict's word."""
     verdict = sighting.verdict
     subject = Subject(SubjectKind.GPU, verdict.gpu.uuid)
     name, topic = incident_id(cluster, subject, "", now_s), 1
@@ -111,7 +118,7 @@ def opened(
     severity = verdict.severity
     if soft and severity is Severity.CRITICAL:
         severity = Severity.WARNING
-    return Incident(
+    incident = Incident(
         id=name,
         subject=subject,
         phase=IncidentPhase.SUSPECTED,
@@ -136,6 +143,29 @@ def opened(
         may_move=verdict.may_move and not soft,
         bundle_id=verdict.bundle_id,
     )
+    return _likened(incident, verdict, book)
+
+
+def _likened(incident: Incident, verdict: Verdict, book: Book | None) -> Incident:
+    """With the signature that its reasons have shown so far, and the name that goes with it."""
+    if book is None:
+        return incident
+    seen = stronger(incident.signature, book.signature(verdict.evidence))
+    return named(replace(incident, signature=seen), book)
+
+
+def named(incident: Incident, book: Book) -> Incident:
+    """With the name of the pattern that its signature is like, and how far it is. Where none is
+    near, soft evidence is novel; the hardware's own word keeps the catalogue's name for it."""
+    found = book.match(incident.signature)
+    if found is None:
+        return incident
+    like, name = "", incident.pattern
+    if found.near:
+        like, name = found.pattern.id, found.pattern.name
+    elif incident.kind is Kind.DEVIANT or book.called(incident.like) == name:
+        name = NOVEL
+    return replace(incident, like=like, pattern=name, distance=round(found.distance, 3))
 
 
 def deviates(
@@ -145,10 +175,11 @@ def deviates(
     dt_s: float,
     times: Times,
     folded: bool = False,
+    book: Book | None = None,
 ) -> Change:
     """One more tick that is not normal. `folded`: the whole fleet deviates and one fleet
-    incident speaks for all, so soft suspicions wait."""
-    incident = _learns(incident, verdict, dt_s, times)
+    incident speaks for all, so soft suspicions wait. `book` names what it is like."""
+    incident = _likened(_learns(incident, verdict, dt_s, times), verdict, book)
     incident = replace(incident, last_tick_s=now_s)
     held_s = incident.held_s + dt_s
     if incident.phase is IncidentPhase.CONFIRMED:

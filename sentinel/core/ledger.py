@@ -6,6 +6,7 @@ a target is held back); never which phase is reached. Lives for one tick and is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from sentinel.core import incident as incidents
@@ -17,16 +18,19 @@ from sentinel.core.domain import (
     Control,
     Decision,
     Evidence,
+    FaultPattern,
     Incident,
     IncidentPhase,
     Migration,
     MigrationPhase,
     Operation,
+    PatternState,
     Pause,
     Quarantine,
     SubjectKind,
     Transition,
 )
+from sentinel.core.patterns import Book, adopt, lived_on
 from sentinel.core.placement import ASSUMED, nodes_of
 
 _BAD_END = (MigrationPhase.FAILED, MigrationPhase.STUCK)
@@ -43,6 +47,7 @@ class Ledger:
         self.quarantine: dict[str, Quarantine] = dict(control.quarantine)
         self.breaker = control.breaker
         self.pause = control.pause
+        self.patterns = control.patterns  # replaced, never changed in place
         self.decisions: list[Decision] = []
         self.transitions: list[Transition] = []
         self.actions: list[Action] = []
@@ -55,6 +60,7 @@ class Ledger:
             self.breaker,
             self.pause,
             self.now_s,
+            self.patterns,
         )
 
     def note(self, entity: str, id: str, before: str, after: str, why: str) -> None:
@@ -124,6 +130,31 @@ class Ledger:
             before, after = ("running", "paused") if paused else ("paused", "running")
             self.note("pause", "pause", before, after, why)
         self.pause = Pause(paused, why, self.now_s)
+
+    def keep_pattern(self, pattern: FaultPattern, why: str = "") -> None:
+        """A pattern as people, or what has happened, now have it."""
+        before = self.patterns.get(pattern.id)
+        self.patterns = {**self.patterns, pattern.id: pattern}
+        if why:
+            was = before.state if before else PatternState.PROPOSED
+            self.note("pattern", pattern.id, was, pattern.state, why)
+
+    def relearn(self, learnt: tuple[FaultPattern, ...]) -> None:
+        after = adopt(self.patterns, learnt)
+        told = {p.id: p.name for p in learnt if p.shapes and p.id not in self.patterns}
+        for id, name in told.items():
+            self.note("pattern", id, "", PatternState.PROPOSED, f"learnt: {name}")
+        self.patterns = after
+
+    def remember_ended(self, before: Mapping[str, Incident], book: Book) -> None:
+        """Counts what became of confirmed incidents that have ended in this tick."""
+        for i in self.incidents.values():
+            was = before.get(i.id)
+            if i.is_open or i.confirmed_at_s is None or was is None or not was.is_open:
+                continue
+            known = self.patterns.get(i.like) or book.patterns.get(i.like)
+            if known is not None:
+                self.keep_pattern(replace(known.kept(), past=lived_on(known.past, i)))
 
     def hold_node(self, held: Quarantine, why: str) -> None:
         if held.node not in self.quarantine:

@@ -16,6 +16,7 @@ from sentinel.core.domain import (
     ActionKind,
     Command,
     Control,
+    FaultPattern,
     Frame,
     Incident,
     Judgement,
@@ -31,10 +32,19 @@ from sentinel.core.domain import (
     Workload,
 )
 from sentinel.core.guards import Facts
-from sentinel.core.incident import Change, Sighting, deviates, opened, recovers, was_reset
+from sentinel.core.incident import (
+    Change,
+    Sighting,
+    deviates,
+    named,
+    opened,
+    recovers,
+    was_reset,
+)
 from sentinel.core.invariants import check_invariants
 from sentinel.core.ledger import Ledger
 from sentinel.core.migration import sent
+from sentinel.core.patterns import Book
 from sentinel.core.placement import Fleet, ModelRanks
 from sentinel.core.policy import Policy, Times
 from sentinel.core.verdict import Bundle, Watch
@@ -57,6 +67,7 @@ class Inputs:
     policy: Policy = field(default_factory=Policy)
     models: ModelRanks = field(default_factory=ModelRanks)
     epoch: int = 0
+    learnt: tuple[FaultPattern, ...] | None = None  # newly learnt fault patterns
 
 
 def step(
@@ -66,11 +77,15 @@ def step(
 
     `window` is the ring of recent telemetry, updated in place; all else is a value.
     """
-    return advance(control, window.judge(inputs.frame, bundle), inputs, now_s)
+    book = window.reads(control.patterns)
+    return advance(control, window.judge(inputs.frame, bundle), inputs, now_s, book)
 
 
-def advance(control: Control, judgement: Judgement, inputs: Inputs, now_s: float) -> Step:
+def advance(
+    control: Control, judgement: Judgement, inputs: Inputs, now_s: float, book: Book | None = None
+) -> Step:
     """The state after this tick, the decisions taken, and the calls that may now leave.
+    `book` names what incidents are like; without one they go by their verdict's word.
 
     Raises AssertionError where the state would break a rule that no input may break.
     """
@@ -80,7 +95,12 @@ def advance(control: Control, judgement: Judgement, inputs: Inputs, now_s: float
     ledger = Ledger(control, policy.cluster, now_s)
     blind = inputs.frame.coverage.blind
 
-    commands.obey(ledger, inputs.commands)
+    commands.obey(ledger, inputs.commands, book)
+    if inputs.learnt is not None:
+        ledger.relearn(inputs.learnt)
+    if book is not None and ledger.patterns is not control.patterns:
+        book = book.keeping(ledger.patterns)
+        _rename(ledger, book)
     _hear(ledger, inputs.outcomes)
     quiet = not (
         judgement.verdicts
@@ -93,11 +113,14 @@ def advance(control: Control, judgement: Judgement, inputs: Inputs, now_s: float
         hold = breaker.fleet_hold(
             inputs.frame, judgement.verdicts, ledger.view(), policy.limits, nodes, now_s
         )
-        _fold_gpus(ledger, judgement, fleet, policy.times, dt_s, hold.reason is not None)
+        folded = hold.reason is not None
+        _fold_gpus(ledger, judgement, fleet, policy.times, dt_s, folded, book)
     _fold_fleet(ledger, inputs.frame, hold, policy, dt_s)
     _wait(ledger, fleet, policy.times, dt_s, blind)
     _mark(ledger)
     commands.finish_releases(ledger, policy.times, inputs.epoch)
+    if book is not None:
+        ledger.remember_ended(control.incidents, book)
     facts = Facts(
         now_s,
         policy,
@@ -196,6 +219,7 @@ def _fold_gpus(
     times: Times,
     dt_s: float,
     folded: bool,
+    book: Book | None,
 ) -> None:
     now_s = ledger.now_s
     open_on = {
@@ -210,13 +234,13 @@ def _fold_gpus(
         if incident is None:
             work = fleet.frame.workloads[row]
             sighting = Sighting(verdict, work, _spread(work, verdict.gpu.node, fleet))
-            incident = opened(sighting, ledger.cluster, now_s, ledger.incidents)
+            incident = opened(sighting, ledger.cluster, now_s, ledger.incidents, book)
         else:
             incident = _with_work(incident, row, fleet)
             if row in judgement.resets:
                 incident = was_reset(incident)
         dt = dt_s if before else 0.0
-        ledger.put(before, deviates(incident, verdict, now_s, dt, times, folded))
+        ledger.put(before, deviates(incident, verdict, now_s, dt, times, folded, book))
     busy = {m.incident_id for m in ledger.migrations.values() if m.phase.is_open}
     for uuid, before in open_on.items():
         row = fleet.rows.get(uuid or "", -1)
@@ -235,6 +259,14 @@ def _fold_gpus(
             busy=before.id in busy,
         )
         ledger.put(before, change)
+
+
+def _rename(ledger: Ledger, book: Book) -> None:
+    """The patterns have changed: what is open goes by the names that hold now."""
+    for i in list(ledger.incidents.values()):
+        after = named(i, book) if i.is_open else i
+        if after != i:
+            ledger.put(i, Change(after))
 
 
 def _with_work(incident: Incident, row: int, fleet: Fleet) -> Incident:

@@ -8,6 +8,7 @@ Work never seen before, and work that has just changed, is no evidence against h
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +18,7 @@ from sentinel.core import domain
 from sentinel.core.catalog import Catalog
 from sentinel.core.domain import (
     Evidence,
+    FaultPattern,
     Frame,
     Ints,
     Judgement,
@@ -28,9 +30,10 @@ from sentinel.core.domain import (
 )
 from sentinel.core.evidence import RANK, Finding, HardWatch
 from sentinel.core.features import FEATURES, INDEX, MEM_TEMP, TEMP, Features, Window
+from sentinel.core.patterns import Book
 from sentinel.core.score import Cohort, RowIndex, Scores, empty_scores, score_fleet
+from sentinel.core.symptoms import Symptoms
 
-_HOT_C: Final = FEATURES[TEMP].floor  # above its own thermal model; less is not overheating
 _SHOWN: Final = 4  # features named in a verdict
 _PEERS: Final = 3  # fewer mates say nothing
 _ALIKE: Final = 0.5  # mates whose deviation is, in the median, this share of a GPU's share it
@@ -77,9 +80,18 @@ class Watch:
         self.catalog = catalog
         self.window = Window(settings.grid_s)
         self.hard = HardWatch()
+        self.symptoms = Symptoms()
         self.rows = RowIndex()
         self.features: Features | None = None
         self.scores: Scores | None = None
+        self.book = catalog.patterns
+        self._kept: Mapping[str, FaultPattern] = {}
+
+    def reads(self, kept: Mapping[str, FaultPattern]) -> Book:
+        """The patterns to name things by, with what was learnt and what people said of them."""
+        if kept is not self._kept:
+            self._kept, self.book = kept, self.catalog.patterns.keeping(kept)
+        return self.book
 
     def judge(self, frame: Frame, bundle: Bundle | None) -> Judgement:
         """The verdicts of one frame. A blind frame says UNKNOWN of all and teaches nothing."""
@@ -87,6 +99,7 @@ class Watch:
             unknown = np.full(len(frame.gpus), domain.UNKNOWN, dtype=np.int8)
             return Judgement(unknown, np.full(len(frame.gpus), np.nan))
         findings, resets = self.hard.look(frame, self.catalog)
+        findings += self.symptoms.look(frame)
         features = self.window.push(frame, max_age_s=self.settings.max_age_s)
         scores = (
             score_fleet(bundle.cohorts, frame.gpus, features, self.rows)
@@ -109,7 +122,7 @@ class Watch:
         for finding in findings:
             by_row[finding.row].append(finding)
         for row, own in by_row.items():
-            verdicts[row] = _hard(frame, own, scores, verdicts.get(row), bundle)
+            verdicts[row] = _hard(frame, own, scores, verdicts.get(row), bundle, self.book)
         for row, verdict in verdicts.items():
             kinds[row] = _CODE[verdict.kind]
         score = np.where(silent, np.nan, scores.score)
@@ -131,6 +144,7 @@ class Watch:
         share = scores.contribution[row]
         top = [int(f) for f in np.argsort(-share)[:_SHOWN] if share[f] > 0.05 * score]
         evidence = tuple(_explain(f, row, features, scores, frame.at_s) for f in top)
+        evidence += self.symptoms.throttling(row, frame.at_s)
         own = share[_OWN].sum() + (0.0 if alike else share[_SHARED].sum())
         page = bool(np.sqrt(score * own) >= self.settings.page_score)
         if alike:
@@ -140,7 +154,7 @@ class Watch:
             gpu=frame.gpus[row],
             kind=Kind.DEVIANT,
             severity=Severity.CRITICAL if page else Severity.WARNING,
-            pattern=_pattern(scores, row, top),
+            pattern=self.book.name(evidence, domain.NOVEL),
             score=score,
             evidence=evidence,
             may_fence=page,
@@ -188,6 +202,7 @@ def _hard(
     scores: Scores,
     soft: Verdict | None,
     bundle: Bundle | None,
+    book: Book,
 ) -> Verdict:
     """The strongest finding speaks; the others, and the density's evidence, come after it."""
     ordered = sorted(
@@ -209,13 +224,14 @@ def _hard(
             soft.bundle_id,
         )
     score = float(np.nan_to_num(scores.score[first.row]))
+    evidence = tuple(f.evidence for f in ordered) + (soft.evidence if soft else ())
     return Verdict(
         gpu=frame.gpus[first.row],
         kind=first.kind,
         severity=first.severity,
-        pattern=first.pattern,
+        pattern=book.name(evidence, first.pattern),
         score=max(score, 1.0),
-        evidence=tuple(f.evidence for f in ordered) + (soft.evidence if soft else ()),
+        evidence=evidence,
         may_fence=any(f.fence for f in findings),
         may_move=any(f.move for f in findings),
         latch=any(f.latch for f in findings),
@@ -249,36 +265,3 @@ def _explain(f: int, row: int, features: Features, scores: Scores, at_s: float) 
         f"{feature.unit} normal for this work"
     )
     return Evidence("density", feature.metric, text, value, expected, feature.unit, part, at_s)
-
-
-def _pattern(scores: Scores, row: int, top: list[int]) -> str:
-    """A name for the shape of a deviation, from its strongest features."""
-    if not top:
-        return domain.NOVEL
-    value, expected = scores.values[row], scores.expected[row]
-
-    def low(name: str) -> bool:
-        return bool(value[INDEX[name]] < expected[INDEX[name]])
-
-    def strong(name: str) -> bool:
-        return INDEX[name] in top
-
-    hot = strong("temp_excess") and not low("temp_excess") and value[TEMP] >= _HOT_C
-    if strong("throttled") and (hot or strong("mem_temp_excess")):
-        return "overheating with throttling"
-    if hot or (strong("mem_temp_excess") and not low("mem_temp_excess")):
-        return "overheating"
-    # in causal order: a low clock also lowers power, and it is the clock that fails
-    named: tuple[tuple[str, bool, str], ...] = (
-        ("throttled", False, "hardware throttling"),
-        ("sm_clock", True, "low SM clock"),
-        ("mem_clock", True, "low memory clock"),
-        ("ecc_sbe", False, "correctable ECC storm"),
-        ("pcie_replay", False, "PCIe link errors"),
-        ("power", True, "low power for the load"),
-        ("power", False, "high power for the load"),
-    )
-    for name, is_low, pattern in named:
-        if strong(name) and low(name) is is_low:
-            return pattern
-    return domain.NOVEL

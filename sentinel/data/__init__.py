@@ -18,11 +18,13 @@ _WHOLE: Final = ("role", "valid", "aliases")  # what a metric that is new must h
 
 
 def load_catalog(extra: Iterable[Mapping[str, Any]] = ()) -> Catalog:
-    """Metrics and Xids, from metrics.yaml and xids.yaml, with the rows of `extra` merged in.
+    """Metrics, Xids and fault patterns, from metrics.yaml, xids.yaml and patterns.yaml, with the
+    rows of `extra` merged into the metrics.
 
     Raises ValueError naming bad rows.
     """
-    return Catalog.from_plain(merged(_read("metrics.yaml"), extra), _read("xids.yaml"))
+    metrics = merged(_read("metrics.yaml"), extra)
+    return Catalog.from_plain(metrics, _read("xids.yaml"), _read("patterns.yaml"))
 
 
 def load_models() -> ModelRanks:

@@ -216,10 +216,17 @@ class Store:
     # ---- inboxes --------------------------------------------------------------------
 
     def add_command(
-        self, kind: CommandKind, target: str, actor: str, reason: str, *, at_s: float
+        self,
+        kind: CommandKind,
+        target: str,
+        actor: str,
+        reason: str,
+        *,
+        at_s: float,
+        value: str = "",
     ) -> Command:
         """On disk, and numbered, when it returns."""
-        command = Command(0, kind, target, actor, reason, at_s)
+        command = Command(0, kind, target, actor, reason, at_s, value)
         return dataclasses.replace(command, id=self._add("command", command))
 
     def add_outcome(self, outcome: Outcome) -> Outcome:
@@ -361,6 +368,7 @@ class Store:
             breaker=found["breaker"].get(SINGLE, Breaker()),
             pause=found["pause"].get(SINGLE, Pause()),
             last_tick_s=found["tick"].get(SINGLE, 0.0),
+            patterns=found["pattern"],
         )
 
     def _value(self, cls: type[T], kind: str, id: str, body: str) -> T:

@@ -35,6 +35,7 @@ from sqlalchemy import (
 from sentinel.core.domain import (
     Breaker,
     Control,
+    FaultPattern,
     Incident,
     Migration,
     Pause,
@@ -53,6 +54,7 @@ KINDS: Final[dict[str, type]] = {
     "breaker": Breaker,
     "pause": Pause,
     "tick": float,
+    "pattern": FaultPattern,
 }
 
 Change = tuple[str, str, Any]  # kind, id, and the new value: None where it is no longer there
@@ -137,6 +139,7 @@ def _parts(control: Control) -> tuple[dict[str, Any], ...]:
         {SINGLE: control.breaker},
         {SINGLE: control.pause},
         {SINGLE: control.last_tick_s},
+        dict(control.patterns),
     )
 
 
@@ -165,7 +168,9 @@ def tick_lines(step: Step, changed: list[Change], now_s: float) -> list[dict[str
 
 
 def _lasts(kind: str, id: str, value: Any, told: set[tuple[str, str]]) -> bool:
-    return value is None or (kind, id) in told or kind in ("breaker", "pause", "quarantine")
+    return (
+        value is None or (kind, id) in told or kind in ("breaker", "pause", "quarantine", "pattern")
+    )
 
 
 def line(

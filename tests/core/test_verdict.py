@@ -98,7 +98,8 @@ def test_a_healthy_fleet_has_nothing_to_say():
             None,
         ),
         ({"power_w": {3: 400.0}, "temp_c": {3: 54.0}}, "low power for the load", "power_w"),
-        ({"throttle_reasons": {3: 0x80}}, "hardware throttling", "throttle_reasons"),
+        ({"throttle_reasons": {3: 0x80}}, "power brake", "throttle_reasons"),
+        ({"throttle_reasons": {3: 0x8}}, "hardware throttling", "throttle_reasons"),
     ],
 )
 def test_a_deviation_is_named_and_explained(changes, pattern, metric):
