@@ -71,7 +71,8 @@ def only(found):
 )
 def test_a_learnt_row_is_what_a_live_tick_would_have_seen(step_s, offset_s, seed):
     """Live ticks come every 15 s whatever the scrapes; learning walks at the pace of the scrapes.
-    Their features differ by less than half of the smallest deviation that counts."""
+    Their features differ by noise alone: which of two scrapes weighs how much in a mean. That
+    is less than the smallest deviation that counts, and nothing in the mean."""
     source = SyntheticHistory(8, step_s, offset_s)
     source.fleet = SyntheticFleet(8, seed)
     rows = only(gathered(source, 1.0))
@@ -83,18 +84,20 @@ def test_a_learnt_row_is_what_a_live_tick_would_have_seen(step_s, offset_s, seed
     for frame in frames(Telemetry(CATALOG, Identity()), slices, ticks):
         live[frame.at_s] = window.push(frame, max_age_s=60.0)
     floors = np.array([f.floor * (600.0 if f.relative else 1.0) for f in FEATURES])
-    compared = 0
+    apart = []
     for at_s in np.unique(rows.at_s):
         own = rows.at_s == at_s
         if at_s not in live or own.sum() < 8:
             continue
         there = live[at_s]
-        apart = np.abs(rows.values[own] - there.values[rows.gpu[own]]) / floors
-        assert np.nanmax(apart) < 0.5
+        apart.append((rows.values[own] - there.values[rows.gpu[own]]) / floors)
         assert np.array_equal(np.isnan(rows.values[own]), np.isnan(there.values))
         np.testing.assert_allclose(rows.power_w[own], there.power_ewma_w, rtol=0.04)
-        compared += 1
-    assert compared >= 50
+    assert len(apart) >= 50
+    assert np.nanmax(np.abs(apart)) < 1.0
+    assert np.nanquantile(np.abs(apart), 0.99) < 0.4
+    with_any = np.isfinite(apart).any(axis=(0, 1))
+    assert np.abs(np.nanmean(np.array(apart)[:, :, with_any], axis=(0, 1))).max() < 0.02
 
 
 def test_at_the_pace_of_the_live_tick_the_rows_are_equal():
