@@ -320,7 +320,7 @@ STATES: Final[dict[str, Callable[[Fleet, Ints], None]]] = {
     "memory-full": _set("workload", "leak_per_s", 0.45 / 60),
     "driver-shift": _set("hardware", "work_factor", 1.06),
     "idle-night": _quiet,
-    "heat-wave": _air(4.0, 3 * 3600.0),
+    "heat-wave": _air(4.0, 2 * 3600.0),
     "power-cap": _limit,
     "new-workload": _job(_new_work),
     "evaluation": _reshape(evaluate_period_s=600.0, evaluate_s=180.0),

@@ -46,7 +46,7 @@ BENIGN: Final = {
     "driver-shift": "the whole fleet draws 6 % more power from now on, as after an update",
     "new-workload": "the job on this GPU does something it has never done",
     "idle-night": "every inference job's users are asleep",
-    "heat-wave": "the air of the whole fleet grows 4 °C warmer over three hours",
+    "heat-wave": "the air of the whole fleet grows 4 °C warmer over two hours",
     "power-cap": "the power limit of the whole fleet is set to 85 %",
     "maintenance": "the host is rebooted: its series end for 8 minutes, its counters start anew",
     "exporter-restart": "the host's exporter starts again: a minute without series",

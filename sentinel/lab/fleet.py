@@ -78,7 +78,7 @@ class Fleet:
         self._order = itertools.count()
         self._ticks = 0
         if default_jobs:
-            for job in layout.default_jobs(names, gpus_per_host, idle):
+            for job in layout.default_jobs(names, gpus_per_host, idle, site.gang_hosts):
                 self._assign_running(job.id, job.kind, range(*job.span))
         self._settle()
 

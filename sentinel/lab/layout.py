@@ -40,17 +40,21 @@ class DefaultJob(NamedTuple):
 
 
 def default_jobs(
-    names: Sequence[str], gpus_per_host: int, idle: Collection[int]
+    names: Sequence[str], gpus_per_host: int, idle: Collection[int], gang_hosts: int = 1
 ) -> Iterator[DefaultJob]:
-    """The first two hosts are one gang; then gangs of a host; of every fourth host, and
-    of L40S hosts, pairs of GPUs serve. Idle hosts get none."""
+    """The first two hosts are one gang; then gangs of `gang_hosts` hosts; of every fourth host,
+    and of L40S hosts, pairs of GPUs serve. Idle hosts get none."""
     busy = [host for host in range(len(names)) if host not in idle]
-    joined = None
-    if len(busy) > 1 and names[busy[0]] == names[busy[1]] != "L40S":
-        joined = busy[1]
     met: Counter[str] = Counter()
+    taken: set[int] = set()
+
+    def more(host: int, at_most: int) -> list[int]:
+        """The hosts after it that may join its gang: neighbours of its model."""
+        after = range(host + 1, min(host + at_most, len(names)))
+        return [h for h in after if h in busy and h not in taken and names[h] == names[host]]
+
     for host in busy:
-        if host == joined:
+        if host in taken:
             continue
         first, after = host * gpus_per_host, (host + 1) * gpus_per_host
         number = met[names[host]]
@@ -59,7 +63,10 @@ def default_jobs(
             for start in range(first, after, 2):
                 job_id = f"serve-{host:02d}{start - first}"
                 yield DefaultJob(job_id, "inference", (start, min(start + 2, after)))
-        elif host == busy[0] and joined is not None:
-            yield DefaultJob(f"train-{host:02d}", "training", (first, after + gpus_per_host))
-        else:
-            yield DefaultJob(f"train-{host:02d}", "training", (first, after))
+            continue
+        size = max(gang_hosts, 2 if host == busy[0] else 1)
+        joined = more(host, size)
+        taken.update(joined)
+        yield DefaultJob(
+            f"train-{host:02d}", "training", (first, after + len(joined) * gpus_per_host)
+        )

@@ -31,6 +31,7 @@ class Site:
     mix: tuple[tuple[str, float], ...] = ()
     rack_label: bool = False
     pods: bool = False  # the exporters name pods instead of Slurm's jobs
+    gang_hosts: int = 1  # of a training job
     mig_hosts: int = 0  # of the first model, cut up into two slices a GPU
     late_hosts: int = 0  # the last ones, of a model of their own, come with `new-model`
     late_model: str = "B200"
@@ -75,6 +76,7 @@ def drawn(seed: int, *, mig_hosts: int | None = None, late_hosts: int = 1) -> Si
         mix=_MIXES[seed % len(_MIXES)],
         rack_label=seed % 2 == 0,
         pods=seed % 3 == 2,
+        gang_hosts=(1, 2, 1, 4)[seed % 4],
         mig_hosts=(1 if seed % 4 == 1 else 0) if mig_hosts is None else mig_hosts,
         late_hosts=late_hosts,
         late_model="H200" if seed % 6 in (1, 5) else "B200",

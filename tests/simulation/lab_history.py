@@ -32,9 +32,10 @@ PERFECT = Scraping()
 class LabHistory:
     """Stands where a Prometheus would: `history(start, end)` moves the fleet through time.
 
-    `events` are (at_s, method, *arguments) of the fleet, applied at that very moment: the first
-    sample that can show them is the next one. An event that the fleet refuses is left out, and
-    is kept in `refused`. `seen` is called with every block, where given.
+    `events` are (at_s, what, *arguments), applied at that very moment: the first sample that can
+    show them is the next one. `what` is a method of the fleet by name, or is called with the
+    fleet first and may answer with further events. What the fleet refuses is left out and kept
+    in `refused`. `seen` is called with every block, where given.
     """
 
     def __init__(self, fleet, step_s, events=(), scraping=PERFECT, seen=None):
@@ -53,8 +54,9 @@ class LabHistory:
 
     def history(self, start_s, end_s, *, slice_s):
         at_s = start_s
-        events = [event for event in self._events if start_s <= event[0] <= end_s]
-        for event in [*events, (end_s, None)]:
+        left = [event for event in self._events if start_s <= event[0] <= end_s]
+        while True:
+            event = left.pop(0) if left else (end_s, None)
             steps = math.floor((event[0] - at_s) / self._step_s + 1e-9)
             if steps >= 0:
                 until_s = at_s + steps * self._step_s
@@ -63,15 +65,21 @@ class LabHistory:
                         self._seen(block)
                     yield self._samples(block)
                 at_s = until_s + self._step_s
-            if event[1] is not None:
-                self._apply(event)
+            if event[1] is None:
+                return
+            left += [more for more in self._apply(event) if more[0] <= end_s]
+            left.sort(key=_when)
 
     def _apply(self, event):
-        self._fleet.advance(event[0])
+        fleet = self._fleet
+        fleet.advance(event[0], max(event[0] - fleet.at_s, 1e-3))
         try:
-            getattr(self._fleet, event[1])(*event[2:])
+            if callable(event[1]):
+                return event[1](fleet, *event[2:])
+            getattr(fleet, event[1])(*event[2:])
         except (ValueError, KeyError) as error:
             self.refused.append((*event, str(error)))
+        return ()
 
     def _samples(self, block):
         if block.labels is not self._labels:
