@@ -13,6 +13,11 @@ from tests.simulation.director import Director
 from tests.simulation.judging import judge
 from tests.simulation.lab_history import LabHistory, Scraping
 
+# No limit hides what evidence alone would have done.
+LIMITS = (
+    "limits: {open_moves: 100, fenced_nodes: 1000, fenced_percent: 100, attempts_per_node: 1000, "
+    "gpu_hours_lost_per_day: 1000000, cooldown_s: 0}\n"
+)
 T0_S = 1_790_000_000.0 - 1_790_000_000.0 % 3600.0
 
 
@@ -46,7 +51,7 @@ def replayed(
     path = Path(folder) / "sentinel.yaml"
     path.write_text(
         f"prometheus: {{url: 'http://127.0.0.1:9'}}\ntick: {{interval_s: {step_s:g}}}\n"
-        f"state: {{dir: '{folder}'}}\n{settings}"
+        f"state: {{dir: '{folder}'}}\n{LIMITS}{settings}"
     )
     config = Config.load(path)
     fleet = Fleet(
