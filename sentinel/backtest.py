@@ -204,6 +204,7 @@ def _row(incident: Incident, decisions: list[Decision]) -> dict[str, Any]:
         "signature": dict(incident.signature),
         "severity": incident.worst.value,
         "score": round(incident.score, 3),
+        "withheld": incident.withheld,
         "evidence": [to_plain(e) for e in incident.evidence],
         "decisions": [
             {

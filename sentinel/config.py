@@ -50,7 +50,7 @@ from sentinel.configmetrics import OWN_METRICS, MetricRow, contradictions
 from sentinel.core.catalog import Catalog
 from sentinel.core.domain import Mode, Severity
 from sentinel.core.identity import Identity
-from sentinel.core.policy import Limits, Policy, Times
+from sentinel.core.policy import Budget, Limits, Policy, Times
 from sentinel.data import load_catalog
 from sentinel.edges.alertmanager import Target
 from sentinel.errors import ConfigError
@@ -197,6 +197,9 @@ class Config(Section):
                 migration_deadline_s=hook.deadline_s,
                 verify_for_s=hook.verify_for_s,
                 evidence_max_age_s=_auto(limits.evidence_max_age_s, max(10.0, 4 * tick_s)),
+            ),
+            budget=Budget(
+                detection.pages_per_week, detection.tickets_per_week, detection.page_score
             ),
             fence_severity=Severity(limits.fence_severity),
             move_severity=Severity(limits.move_severity),

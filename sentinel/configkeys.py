@@ -297,9 +297,18 @@ class JobsSection(Section):
 
 
 class DetectionSection(Section):
-    pages_per_week: float = key(2.0, "Budget of false pages for the whole cluster.", "alerts", gt=0)
+    pages_per_week: float = key(
+        2.0, "Budget of pages by soft evidence, for the whole cluster.", "alerts", gt=0
+    )
     tickets_per_week: float = key(
-        20.0, "Budget of false tickets for the whole cluster.", "alerts", gt=0
+        20.0, "Budget of tickets by soft evidence, for the whole cluster.", "alerts", gt=0
+    )
+    certify_gpu_days: float = key(
+        14.0,
+        "How much normal time must have been learnt from before soft evidence may page or act; "
+        "until then it makes tickets only. 0: trust any baseline, without proof.",
+        "GPU-days",
+        ge=0,
     )
     page_score: float = key(
         1.3, "Score at which a deviation pages; 1.0 is the edge of normal.", "ratio", ge=1

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from sentinel.core.catalog import Catalog
-from sentinel.core.domain import Bools, Floats, Frame, Gpu, Ints, Presence
+from sentinel.core.domain import Bools, Floats, Frame, Gpu, Ints, Presence, Workload
 from sentinel.core.evidence import HardWatch
 from sentinel.core.features import CELLS, Features, Window
 from sentinel.core.frame import Samples, Telemetry
@@ -54,8 +54,9 @@ class Exclusion:
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """Feature rows of one GPU model, in time order. `values` is float32 [rows, features],
-    `power_w` float32 [rows] what the heat sink remembers, `gpu` [rows] indexes `uuids`,
-    `at_s` float64 [rows]. Successive rows of a GPU are `step_s` apart within a run."""
+    `power_w` float32 [rows] what the heat sink remembers, `gpu` [rows] indexes `uuids` and
+    `nodes`, `work` [rows] is a code of the work it did (-1: none), `at_s` float64 [rows].
+    Successive rows of a GPU are `step_s` apart within a run."""
 
     uuids: tuple[str, ...]
     values: Floats
@@ -63,6 +64,8 @@ class Rows:
     gpu: Ints
     at_s: Floats
     step_s: float
+    nodes: tuple[str, ...]
+    work: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,8 @@ class _Model:
     """What was taken of one GPU model."""
 
     code: dict[str, int] = field(default_factory=dict)
+    node: dict[str, str] = field(default_factory=dict)  # of each UUID
+    work: list[Ints] = field(default_factory=list)
     values: list[Floats] = field(default_factory=list)
     power: list[Floats] = field(default_factory=list)
     gpu: list[Ints] = field(default_factory=list)
@@ -268,6 +273,9 @@ class _Panel:
         self._until_s = np.zeros(0)
         self._away_row, self._away_s = np.zeros(0, dtype=np.int64), np.zeros((0, 2))
         self._number = np.zeros(0, dtype=np.int64)
+        self._workloads: tuple[Workload | None, ...] = ()
+        self._work = np.zeros(0, dtype=np.int64)
+        self._works: dict[Workload, int] = {}
         self._ticks, self._turns = 1.0, 1
         self.seen = 0
 
@@ -290,13 +298,17 @@ class _Panel:
         for name, rows in members.items():
             model = self._models.setdefault(name, _Model())
             codes = [model.code.setdefault(frame.gpus[row].uuid, len(model.code)) for row in rows]
+            model.node.update((frame.gpus[row].uuid, frame.gpus[row].node) for row in rows)
             self._members.append((model, np.array(rows), np.array(codes)))
         uuids = [gpu.uuid for gpu in frame.gpus]
         self._until_s = np.array([self._shade.get(uuid, -np.inf) for uuid in uuids])
         away = [(row, e) for row, uuid in enumerate(uuids) for e in self._away.get(uuid, ())]
         self._away_row = np.array([row for row, _ in away], dtype=np.int64)
         self._away_s = np.array([(e.from_s, e.to_s) for _, e in away]).reshape(-1, 2)
-        self._number = np.arange(len(uuids))
+        # the GPUs of a host take turns together: they share their air, and often their work
+        host: dict[str, int] = {}
+        numbers = [host.setdefault(gpu.node, len(host)) for gpu in frame.gpus]
+        self._number = np.array(numbers, dtype=np.int64)
         self.plan(self._ticks)
 
     def shade(self, row: int, until_s: float) -> None:
@@ -309,6 +321,10 @@ class _Panel:
         at_s = frame.at_s
         usable: Bools = features.ready & (features.settled_s >= self._settings.settle_s)
         usable &= (frame.presence == Presence.PRESENT) & (self._until_s < at_s)
+        if frame.workloads is not self._workloads:  # the same tuple while nothing changed
+            known = self._works
+            works = [-1 if w is None else known.setdefault(w, len(known)) for w in frame.workloads]
+            self._work, self._workloads = np.array(works, dtype=np.int64), frame.workloads
         usable[self._away_row[(self._away_s[:, 0] <= at_s) & (at_s <= self._away_s[:, 1])]] = False
         if self._turns > 1:
             turn = int(math.modf(math.floor(at_s / _RUN_S) * _GOLDEN)[0] * self._turns)
@@ -320,6 +336,7 @@ class _Panel:
                 model.values.append(features.values[picked].astype(np.float32))
                 model.power.append(features.power_ewma_w[picked].astype(np.float32))
                 model.gpu.append(codes[mine])
+                model.work.append(self._work[picked])
                 model.at_s.append(np.full(len(picked), at_s))
 
     def rows(self, step_s: float) -> dict[str, Rows]:
@@ -335,6 +352,8 @@ class _Panel:
                 np.concatenate(model.gpu),
                 np.concatenate(model.at_s),
                 step_s,
+                tuple(model.node[uuid] for uuid in model.code),
+                np.concatenate(model.work),
             )
             model.values.clear()
         return out

@@ -11,14 +11,15 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from sentinel.config import Config
-from sentinel.core.features import CELLS, FEATURES, MEM_TEMP, TEMP
+from sentinel.core.budget import Calibration
+from sentinel.core.features import CELLS
 from sentinel.core.frame import Telemetry
-from sentinel.core.score import GPU_SPACE, Cohort, thermal_excess
+from sentinel.core.score import Cohort
 from sentinel.core.verdict import Bundle, Settings
 from sentinel.data import load_models
 from sentinel.edges import bundle as bundles
@@ -34,6 +35,9 @@ from sentinel.gather import (
     gather,
     ticks_between,
 )
+
+if TYPE_CHECKING:
+    from sentinel.learn.calibrate import Series
 
 __all__ = ["Exclusion", "frames", "learn", "ticks_between"]
 
@@ -74,6 +78,7 @@ def learn(
     cohorts: dict[str, Cohort] = {}
     report: list[dict[str, Any]] = []
     skipped: list[str] = []
+    series: list[Series] = []
     for done, (model, rows) in enumerate(gathered.rows.items()):
         name = model or "(no model label)"
         progress(0.9 + 0.1 * done / len(gathered.rows), f"clustering {name}")
@@ -83,8 +88,9 @@ def learn(
                 f"{name}: only {count} usable moments of its GPUs, {MIN_ROWS} are needed; wait"
             )
             continue
-        cohort, evaluation = _fit(model, rows, settings, config, end_s - start_s)
+        cohort, evaluation, held = _fit(model, rows, config, len(series), end_s - start_s)
         cohorts[model] = cohort
+        series += held
         report.append({"model": model, "gpus": len(rows.uuids), "rows": count, **evaluation})
     if not cohorts:
         why = "; ".join(skipped) or (
@@ -104,6 +110,7 @@ def learn(
         start_s,
         end_s,
         {"cohorts": report, "skipped": skipped},
+        _calibrate(series, gpus, config),
     )
     path = ""
     if save:
@@ -138,27 +145,40 @@ def _gather(
 
 
 def _fit(
-    model: str, rows: Rows, settings: Settings, config: Config, span_s: float
-) -> tuple[Cohort, dict[str, Any]]:
+    model: str, gathered: Rows, config: Config, number: int, span_s: float
+) -> tuple[Cohort, dict[str, Any], list[Series]]:
+    """The baseline of one GPU model, its evaluation, and the scores of its held-out time."""
     # here, since the daemon imports this module and must not load scikit-learn
-    from sentinel.learn.baseline import DensityBaseline, fit_thermal
+    from sentinel.learn import cohort
 
-    values = rows.values.astype(np.float64)
-    power, gpu = rows.power_w.astype(np.float64), rows.gpu
-    temps = values[:, [TEMP, MEM_TEMP]]
-    thermal = fit_thermal(rows.uuids, gpu, power, temps, span_s=span_s)
-    values[:, [TEMP, MEM_TEMP]] = np.maximum(thermal_excess(thermal, gpu, power, temps)[0], 0.0)
-    reference = np.ones(len(FEATURES))
-    for f, feature in enumerate(FEATURES):
-        known = values[:, f][np.isfinite(values[:, f])]
-        if feature.relative and len(known):
-            reference[f] = max(float(np.quantile(known, 0.99)), 1.0)
-    floors = np.array([f.floor for f in FEATURES]) * reference
-    hold = max(1, round(config.policy().times.deviant_for_s / rows.step_s))
-    estimator = DensityBaseline(space=GPU_SPACE, floors=floors)
-    estimator.fit(values, groups=gpu, hold_rows=hold)
-    cohort = Cohort(model, estimator.density_, thermal, len(values))
-    return cohort, dict(estimator.evaluation_)
+    rows = cohort.Rows(
+        model,
+        gathered.values.astype(np.float64),
+        gathered.power_w.astype(np.float64),
+        gathered.at_s,
+        gathered.gpu,
+        gathered.work,
+        gathered.uuids,
+        gathered.nodes,
+        gathered.step_s,
+    )
+    deviant_for_s = config.policy().times.deviant_for_s
+    learnt, evaluation = cohort.fit(rows, deviant_for_s=deviant_for_s, span_s=span_s)
+    held = cohort.held_out(rows, deviant_for_s=deviant_for_s, span_s=span_s, number=number)
+    return learnt, evaluation, [held] if held is not None else []
+
+
+def _calibrate(series: Sequence[Series], gpus: int, config: Config) -> Calibration:
+    from sentinel.learn.calibrate import calibrate
+
+    policy = config.policy()
+    return calibrate(
+        series,
+        gpus=gpus,
+        budget=policy.budget,
+        deviant_for_s=policy.times.deviant_for_s,
+        certify_gpu_days=config.detection.certify_gpu_days,
+    )
 
 
 def connect(config: Config) -> Prometheus:

@@ -156,6 +156,8 @@ def _description(incident: Incident, control: Control, policy: Policy, now_s: fl
         lines.append(f"and {len(incident.evidence) - _EVIDENCE_SHOWN} more reasons")
     if incident.subject.kind is SubjectKind.GPU:
         lines.append(f"Suspected: {incident.pattern} ({_suspicion(incident)}).")
+        if incident.withheld:
+            lines.append(f"Told no louder: {incident.withheld}.")
         lines.append(f"Since: {_span(now_s - incident.opened_at_s)}{_phase(incident, policy)}.")
         lines.append(_work(incident))
         lines += _acts(incident, control)

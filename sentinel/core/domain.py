@@ -260,6 +260,8 @@ class Verdict:
     may_move: bool = False
     latch: bool = False  # hard evidence: clears by reset, long health or a person
     bundle_id: str = ""
+    earned: Severity | None = None  # before the budget, where it has spoken
+    withheld: str = ""  # why the budget tells it less loudly than that
 
 
 # The codes of `Judgement.kinds`, in this order.
@@ -280,6 +282,7 @@ class Judgement:
     scores: Floats
     verdicts: tuple[Verdict, ...] = ()
     resets: frozenset[int] = frozenset()  # rows whose GPU was reset or rebooted this tick
+    certified: bool = True  # False: too little is known for soft evidence to page anybody
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +346,10 @@ class Incident:
     signature: Mapping[str, float] = field(default_factory=dict)  # the strongest seen, in -1..1
     like: str = ""  # the id of the pattern that it is like; empty: novel
     distance: float | None = None  # from the nearest pattern, 0 = the same; None = not compared
+    level: float = 0.0  # the highest score that lasted as long as a deviation must
+    low: float | None = None  # the lowest score of the last `low_s` seconds
+    low_s: float = 0.0
+    withheld: str = ""  # why the budget tells it less loudly than its evidence would
 
     @property
     def is_open(self) -> bool:
@@ -351,6 +358,21 @@ class Incident:
     @property
     def fires(self) -> bool:
         return self.phase in (IncidentPhase.CONFIRMED, IncidentPhase.CLEARING)
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """How high one soft incident rose, with all of its GPU, host, job or fleet that began with
+    it; `id` is that of the first. `page` says that its evidence alone would have paged, `told`
+    how loudly it was told. Kept for two weeks: the budget looks back on them."""
+
+    id: str
+    score: float
+    at_s: float
+    last_s: float
+    keys: tuple[str, ...]
+    page: bool = False
+    told: Severity = Severity.INFO
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,6 +551,7 @@ class Control:
     pause: Pause = Pause()
     last_tick_s: float = 0.0
     patterns: Mapping[str, FaultPattern] = field(default_factory=dict)
+    peaks: Mapping[str, Peak] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,8 @@ def _evidence(incident: Incident, allowed: bool, need: Severity, facts: Facts) -
     if incident.released_by:
         return Reason("released", f"released by {incident.released_by}")
     if severity_rank(incident.worst) < severity_rank(need):
-        return Reason("severity", f"its severity is {incident.worst}, acts need {need}")
+        because = f" ({incident.withheld})" if incident.withheld else ""
+        return Reason("severity", f"its severity is {incident.worst}, acts need {need}{because}")
     if not allowed:
         return Reason("evidence", f"{incident.pattern} by itself is never acted on")
     age_s = facts.now_s - incident.last_tick_s

@@ -142,6 +142,8 @@ def opened(
         may_fence=verdict.may_fence and not soft,
         may_move=verdict.may_move and not soft,
         bundle_id=verdict.bundle_id,
+        low=_known(verdict.score) if soft else None,
+        withheld=verdict.withheld,
     )
     return _likened(incident, verdict, book)
 
@@ -179,7 +181,8 @@ def deviates(
 ) -> Change:
     """One more tick that is not normal. `folded`: the whole fleet deviates and one fleet
     incident speaks for all, so soft suspicions wait. `book` names what it is like."""
-    incident = _likened(_learns(incident, verdict, dt_s, times), verdict, book)
+    incident = _levelled(_learns(incident, verdict, dt_s, times), verdict, dt_s, times)
+    incident = _likened(incident, verdict, book)
     incident = replace(incident, last_tick_s=now_s)
     held_s = incident.held_s + dt_s
     if incident.phase is IncidentPhase.CONFIRMED:
@@ -195,7 +198,9 @@ def recovers(
 ) -> Change:
     """One tick that is normal. `reset`: the GPU was reset or its host rebooted; `busy`: a
     migration of this incident is under way, so it stays open."""
-    incident = replace(incident, last_tick_s=now_s, stronger_s=_faded(incident, dt_s))
+    incident = replace(
+        incident, last_tick_s=now_s, stronger_s=_faded(incident, dt_s), low=None, low_s=0.0
+    )
     if reset:
         incident = was_reset(incident)
     if incident.phase is IncidentPhase.SUSPECTED:
@@ -243,6 +248,8 @@ def _suspected(incident: Incident, now_s: float, times: Times, folded: bool) -> 
         return Change(incident)
     incident = replace(incident, confirmed_at_s=now_s)
     why = f"{incident.kind} for {incident.held_s:.0f} s: {incident.pattern}"
+    if incident.withheld:
+        why += f"; {incident.withheld}"
     return Change(enters(incident, IncidentPhase.CONFIRMED, now_s), why)
 
 
@@ -262,11 +269,26 @@ def _learns(incident: Incident, verdict: Verdict, dt_s: float, times: Times) -> 
         return incident
     return replace(
         incident,
+        withheld=verdict.withheld or incident.withheld,
         score=max(incident.score, _known(verdict.score)),
         may_fence=incident.may_fence or verdict.may_fence,
         may_move=incident.may_move or verdict.may_move,
         latched=incident.latched or verdict.latch,
     )
+
+
+def _levelled(incident: Incident, verdict: Verdict, dt_s: float, times: Times) -> Incident:
+    """The height that lasted, for the budget: the lowest score of one stretch of time after the
+    other, each as long as a deviation must last."""
+    if verdict.kind is not Kind.DEVIANT:
+        return incident
+    score = _known(verdict.score)
+    if incident.low is None:
+        return replace(incident, low=score, low_s=0.0)
+    low, low_s = min(incident.low, score), incident.low_s + dt_s
+    if not _long_enough(low_s, Kind.DEVIANT, times):
+        return replace(incident, low=low, low_s=low_s)
+    return replace(incident, level=max(incident.level, low), low=None, low_s=0.0)
 
 
 def _faded(incident: Incident, dt_s: float) -> float | None:
@@ -301,6 +323,7 @@ def _taken_over(incident: Incident, verdict: Verdict) -> Incident:
         latched=incident.latched or verdict.latch,
         stronger_s=None,
         bundle_id=verdict.bundle_id or incident.bundle_id,
+        withheld=verdict.withheld,
     )
 
 

@@ -48,6 +48,7 @@ class Ledger:
         self.breaker = control.breaker
         self.pause = control.pause
         self.patterns = control.patterns  # replaced, never changed in place
+        self.peaks = control.peaks
         self.decisions: list[Decision] = []
         self.transitions: list[Transition] = []
         self.actions: list[Action] = []
@@ -61,6 +62,7 @@ class Ledger:
             self.pause,
             self.now_s,
             self.patterns,
+            self.peaks,
         )
 
     def note(self, entity: str, id: str, before: str, after: str, why: str) -> None:

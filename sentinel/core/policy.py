@@ -44,11 +44,22 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """How many alerts of soft evidence a week the whole cluster may make, and the score below
+    which none of it pages."""
+
+    pages_per_week: float = 2.0
+    tickets_per_week: float = 20.0
+    page_score: float = 1.3
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     cluster: str = "default"
     mode: Mode = Mode.OBSERVE
     limits: Limits = Limits()
     times: Times = Times()
+    budget: Budget = Budget()
     fence_severity: Severity = Severity.CRITICAL
     move_severity: Severity = Severity.CRITICAL
     attempts_max: int = 2  # tries of one incident's fence or move after a proven refusal

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from sentinel.core import breaker, commands, domain, guards, invariants, migration
+from sentinel.core import breaker, budget, commands, domain, guards, invariants, migration
 from sentinel.core.decide import decide, recheck
 from sentinel.core.domain import (
     ActionKind,
@@ -77,8 +77,16 @@ def step(
 
     `window` is the ring of recent telemetry, updated in place; all else is a value.
     """
+    limits = budget.thresholds(
+        control.peaks,
+        bundle.calibration if bundle else None,
+        inputs.policy.budget,
+        now_s,
+        gpus=len(inputs.frame.gpus),
+    )
     book = window.reads(control.patterns)
-    return advance(control, window.judge(inputs.frame, bundle), inputs, now_s, book)
+    judgement = window.judge(inputs.frame, bundle, limits)
+    return advance(control, judgement, inputs, now_s, book)
 
 
 def advance(
@@ -115,7 +123,11 @@ def advance(
         )
         folded = hold.reason is not None
         _fold_gpus(ledger, judgement, fleet, policy.times, dt_s, folded, book)
-    _fold_fleet(ledger, inputs.frame, hold, policy, dt_s)
+    _fold_fleet(ledger, inputs.frame, hold, policy, dt_s, certified=judgement.certified)
+    if not blind:
+        ledger.peaks = budget.fold(
+            ledger.peaks, ledger.incidents.values(), judgement.verdicts, policy.budget, now_s
+        )
     _wait(ledger, fleet, policy.times, dt_s, blind)
     _mark(ledger)
     commands.finish_releases(ledger, policy.times, inputs.epoch)
@@ -286,7 +298,13 @@ def _spread(work: Workload | None, node: str, fleet: Fleet) -> tuple[str, ...]:
 
 
 def _fold_fleet(
-    ledger: Ledger, frame: Frame, hold: breaker.FleetHold, policy: Policy, dt_s: float
+    ledger: Ledger,
+    frame: Frame,
+    hold: breaker.FleetHold,
+    policy: Policy,
+    dt_s: float,
+    *,
+    certified: bool,
 ) -> None:
     now_s, times = ledger.now_s, policy.times
     running = {
@@ -306,8 +324,10 @@ def _fold_fleet(
     if hold.reason is not None:
         kind = Kind.FAULT if hold.hard else Kind.DEVIANT
         wait_s = times.fault_for_s if hold.hard else times.deviant_for_s
+        # a baseline that is not certified has no page, not even for the whole fleet
+        severity = Severity.CRITICAL if hold.hard or certified else Severity.WARNING
         finding = breaker.FleetFinding(
-            kind, Severity.CRITICAL, "fleet-wide deviation", hold.reason.text, wait_s
+            kind, severity, "fleet-wide deviation", hold.reason.text, wait_s
         )
     change = breaker.fold_fleet(event, finding, policy.cluster, now_s, dt_s, times.clear_for_s)
     if change is None:

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from sentinel.core import domain
+from sentinel.core.budget import UNCALIBRATED, Calibration, Thresholds
 from sentinel.core.catalog import Catalog
 from sentinel.core.domain import (
     Evidence,
@@ -70,6 +71,7 @@ class Bundle:
     learnt_from_s: float = 0.0
     learnt_to_s: float = 0.0
     evaluation: dict[str, object] = field(default_factory=dict)
+    calibration: Calibration = UNCALIBRATED
 
 
 class Watch:
@@ -93,8 +95,11 @@ class Watch:
             self._kept, self.book = kept, self.catalog.patterns.keeping(kept)
         return self.book
 
-    def judge(self, frame: Frame, bundle: Bundle | None) -> Judgement:
-        """The verdicts of one frame. A blind frame says UNKNOWN of all and teaches nothing."""
+    def judge(
+        self, frame: Frame, bundle: Bundle | None, limits: Thresholds | None = None
+    ) -> Judgement:
+        """The verdicts of one frame. A blind frame says UNKNOWN of all and teaches nothing.
+        `limits` is what the budget lets soft evidence say; without it, what evidence earns."""
         if frame.coverage.blind:
             unknown = np.full(len(frame.gpus), domain.UNKNOWN, dtype=np.int8)
             return Judgement(unknown, np.full(len(frame.gpus), np.nan))
@@ -117,7 +122,8 @@ class Watch:
         kinds[outside & ~settled] = domain.UNKNOWN  # neither healthy nor evidence: time stands
         alike = _alike(frame, scores, np.flatnonzero(outside & settled))
         for row, shared in alike.items():
-            verdicts[row] = self._soft(frame, row, features, scores, bundle, shared)
+            soft = self._soft(frame, row, features, scores, bundle, shared)
+            verdicts[row] = limits.held(soft) if limits else soft
         by_row: dict[int, list[Finding]] = defaultdict(list)
         for finding in findings:
             by_row[finding.row].append(finding)
@@ -127,7 +133,8 @@ class Watch:
             kinds[row] = _CODE[verdict.kind]
         score = np.where(silent, np.nan, scores.score)
         ordered = tuple(verdicts[row] for row in sorted(verdicts))
-        return Judgement(kinds, score, ordered, resets)
+        certified = limits is None or limits.certified
+        return Judgement(kinds, score, ordered, resets, certified)
 
     def _soft(
         self,
@@ -222,6 +229,8 @@ def _hard(
             soft.may_move,
             False,
             soft.bundle_id,
+            soft.earned,
+            soft.withheld,
         )
     score = float(np.nan_to_num(scores.score[first.row]))
     evidence = tuple(f.evidence for f in ordered) + (soft.evidence if soft else ())

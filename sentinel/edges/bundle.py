@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from sentinel.core.budget import UNCALIBRATED, Calibration
+from sentinel.core.domain import from_plain, to_plain
 from sentinel.core.features import NAMES
 from sentinel.core.score import GPU_SPACE, Cohort, Density, Thermal
 from sentinel.core.verdict import Bundle
@@ -61,6 +63,7 @@ def save(folder: Path, bundle: Bundle, *, created_s: float) -> Path:
         "features": list(NAMES),
         "cohorts": cohorts,
         "evaluation": bundle.evaluation,
+        "calibration": to_plain(bundle.calibration),
         "sha256": digest,
     }
     try:
@@ -103,6 +106,8 @@ def load(path: Path) -> Bundle:
             float(text["learnt_from_s"]),
             float(text["learnt_to_s"]),
             dict(text["evaluation"]),
+            # a bundle of an earlier version has none
+            from_plain(Calibration, text["calibration"]) if "calibration" in text else UNCALIBRATED,
         )
     except StateError:
         raise

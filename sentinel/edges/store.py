@@ -369,6 +369,7 @@ class Store:
             pause=found["pause"].get(SINGLE, Pause()),
             last_tick_s=found["tick"].get(SINGLE, 0.0),
             patterns=found["pattern"],
+            peaks=found["peak"],
         )
 
     def _value(self, cls: type[T], kind: str, id: str, body: str) -> T:

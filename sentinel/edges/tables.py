@@ -39,6 +39,7 @@ from sentinel.core.domain import (
     Incident,
     Migration,
     Pause,
+    Peak,
     Quarantine,
     Step,
     to_plain,
@@ -55,6 +56,7 @@ KINDS: Final[dict[str, type]] = {
     "pause": Pause,
     "tick": float,
     "pattern": FaultPattern,
+    "peak": Peak,
 }
 
 Change = tuple[str, str, Any]  # kind, id, and the new value: None where it is no longer there
@@ -140,6 +142,7 @@ def _parts(control: Control) -> tuple[dict[str, Any], ...]:
         {SINGLE: control.pause},
         {SINGLE: control.last_tick_s},
         dict(control.patterns),
+        dict(control.peaks),
     )
 
 

@@ -71,7 +71,10 @@ class History:
 def replay(tmp_path):
     def run(bend=None, change=None):
         path = tmp_path / "sentinel.yaml"
-        path.write_text("prometheus: {url: 'http://127.0.0.1:1'}\n")
+        # 90 minutes certify no baseline; what is tested here is what a trusted one does
+        path.write_text(
+            "prometheus: {url: 'http://127.0.0.1:1'}\ndetection: {certify_gpu_days: 0}\n"
+        )
         source = History(lived(change), bend)
         window = {"learn_start_s": START_S, "learn_end_s": LEARNT_S}
         return backtest(Config.load(path), LEARNT_S, END_S, prometheus=source, **window)
