@@ -28,6 +28,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from sentinel import __version__, history
 from sentinel.config import Config
 from sentinel.core.alert import project
+from sentinel.core.budget import UNCALIBRATED, thresholds
 from sentinel.core.domain import (
     ActionKind,
     Command,
@@ -55,7 +56,7 @@ from sentinel.edges.store import Store
 from sentinel.errors import ConfigError, DependencyError, SentinelError, StateError
 from sentinel.web.app import create_app
 from sentinel.web.server import Server
-from sentinel.web.snapshot import Snapshot, TickStats
+from sentinel.web.snapshot import Refused, Snapshot, TickStats
 
 log = logging.getLogger("sentinel")
 
@@ -83,6 +84,7 @@ class Daemon:
         self._control, self._committed = Control(), Control()
         self._applied: tuple[tuple[Command, ...], tuple[Outcome, ...]] = ((), ())
         self._bundle: Bundle | None = None
+        self._refused: Refused | None = None
         self._outbox = _outbox(config, self._store)
         self._alertmanagers = Alertmanagers(
             config.alertmanager_targets(), timeout_s=config.alertmanager.timeout_s
@@ -268,6 +270,7 @@ class Daemon:
             open_incidents,
             1000 * duration_s,
         )
+        calibration = self._bundle.calibration if self._bundle else UNCALIBRATED
         self._snapshot = Snapshot(
             at_s=now,
             version=__version__,
@@ -281,6 +284,15 @@ class Daemon:
             tick=self._stats,
             alertmanagers=self._alertmanagers.status(),
             rejected=dict(self._telemetry.rejected),
+            calibration=calibration,
+            limits=thresholds(
+                self._control.peaks,
+                calibration,
+                self._policy.budget,
+                now,
+                gpus=len(frame.gpus),
+            ),
+            refused=self._refused,
         )
 
     # ---- other jobs -----------------------------------------------------------------

@@ -57,10 +57,35 @@ def status(answer: dict[str, Any]) -> RenderableType:
     bundle = answer["bundle"]
     learnt = f"{bundle['id']}, learnt up to {clock(bundle['learnt_to'])}" if bundle else None
     table.add_row("baseline", learnt or Text("none: hard evidence alone counts", "yellow"))
+    if bundle and bundle["refused"]:
+        left = bundle["refused"]
+        why = f"{left['id']}, learnt up to {clock(left['learnt_to'])}: {'; '.join(left['reasons'])}"
+        table.add_row("refused", Text(why, "yellow"))
+    for text in _budget(answer["budget"]) if answer["budget"] else ():
+        table.add_row("budget", text)
     for one in answer["alertmanagers"]:
         state = Text("up", "green") if one["up"] else Text(f"down: {one['text']}", "bold red")
         table.add_row("alertmanager", Text.assemble(f"{one['url']} ", state))
     return table
+
+
+def _budget(budget: dict[str, Any]) -> list[Text]:
+    """Pages, tickets, and why soft evidence may not page yet."""
+    lines = []
+    for word in ("pages", "tickets"):
+        one = budget[word]
+        text = f"{one['spent']} of {one['per_week']:g} {word} this week"
+        if one["score"] is None:
+            lines.append(Text.assemble(f"{text}: ", (f"none yet, {budget['why']}", "yellow")))
+            continue
+        raised = one["raised"] > one["calibrated"]
+        why = "raised by the last two weeks" if raised else "from normal time"
+        lines.append(Text(f"{text}; the next needs a score of {one['score']:.2f}, {why}"))
+    if budget["written_down"]:
+        count = budget["written_down"]
+        noun = "deviation was" if count == 1 else "deviations were"
+        lines.append(Text(f"{count} {noun} written down only: sentinel incidents", "dim"))
+    return lines
 
 
 def _mode(answer: dict[str, Any]) -> Text:

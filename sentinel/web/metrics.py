@@ -5,6 +5,7 @@ One table says what there is; the exposition and docs/metrics.md are made from i
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
@@ -20,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from sentinel import __version__
+from sentinel.core.budget import spent
 from sentinel.core.domain import KINDS, Presence
 from sentinel.web.snapshot import DURATION_BUCKETS_S, Snapshot
 
@@ -61,6 +63,38 @@ DESCRIBED: Final = (
     Described("paused", "gauge", (), "1 while a person has paused all action."),
     Described("samples_rejected_total", "counter", ("reason",), "Samples that did not count."),
     Described("bundle_age_seconds", "gauge", (), "Time since the end of what was learnt from."),
+    Described(
+        "bundle_refused",
+        "gauge",
+        (),
+        "1 while the newest bundle learnt compared badly with the one in use and was not adopted.",
+    ),
+    Described(
+        "budget_certified",
+        "gauge",
+        (),
+        "1 once the baseline knows enough normal time for soft evidence to page and act.",
+    ),
+    Described(
+        "budget_score",
+        "gauge",
+        ("severity",),
+        "Score that soft evidence needs now for a page (critical) or a ticket (warning); +Inf "
+        "while nothing of the kind may pass.",
+    ),
+    Described(
+        "budget_alerts_per_week",
+        "gauge",
+        ("severity",),
+        "The budget: pages (critical) and tickets (warning) of soft evidence a week.",
+    ),
+    Described(
+        "budget_spent",
+        "gauge",
+        ("severity",),
+        "Soft incidents of the last seven days by how loudly they were told; info: written down "
+        "only. Those with one cause count once.",
+    ),
     Described("alertmanager_up", "gauge", ("url",), "1 if the last alerts were taken there."),
 )
 _BY_NAME: Final = {d.name: d for d in DESCRIBED}
@@ -93,6 +127,8 @@ class SnapshotCollector(Collector):
         if snapshot.bundle_id:
             age_s = now_s - snapshot.bundle_learnt_to_s
             yield _gauge("bundle_age_seconds", [((), age_s)])
+            yield _gauge("bundle_refused", [((), snapshot.refused is not None)])
+        yield from _budget(snapshot, now_s)
         yield _gauge(
             "alertmanager_up", [((url,), ok) for url, (ok, _) in snapshot.alertmanagers.items()]
         )
@@ -149,6 +185,21 @@ def _actions(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("quarantined_nodes", [((), len(control.quarantine))])
     yield _gauge("breaker_latched", [((), control.breaker.latched)])
     yield _gauge("paused", [((), control.pause.paused)])
+
+
+def _budget(snapshot: Snapshot, now_s: float) -> Iterator[Metric]:
+    limits = snapshot.limits
+    if limits is None:
+        return
+    yield _gauge("budget_certified", [((), limits.certified)])
+    page = limits.page.now if limits.certified else math.inf
+    yield _gauge("budget_score", [(("critical",), page), (("warning",), limits.ticket.now)])
+    yield _gauge(
+        "budget_alerts_per_week",
+        [(("critical",), limits.page.per_week), (("warning",), limits.ticket.per_week)],
+    )
+    told = zip(("critical", "warning", "info"), spent(snapshot.control.peaks, now_s), strict=True)
+    yield _gauge("budget_spent", [((severity,), count) for severity, count in told])
 
 
 Rows = Iterable[tuple[tuple[str, ...], float]]

@@ -70,9 +70,45 @@ class QuarantineView(BaseModel):
     released_by: str
 
 
+class RefusedView(BaseModel):
+    """A newer bundle that compared badly with the one in use, and was not adopted."""
+
+    id: str
+    learnt_to: str | None
+    reasons: list[str]
+
+
 class BundleView(BaseModel):
     id: str
     learnt_to: str | None
+    refused: RefusedView | None = None
+
+
+class BudgetLineView(BaseModel):
+    """Pages or tickets of soft evidence: `spent` in the last seven days, and the `score` that
+    the next one needs (null: none may pass while the budget is not certified). It is the higher
+    of `calibrated`, from normal time, and `raised`, from the last two weeks (0: there is room).
+    """
+
+    per_week: float
+    spent: int
+    score: float | None
+    calibrated: float
+    raised: float
+
+
+class BudgetView(BaseModel):
+    """`why` says why soft evidence makes tickets only, empty once it is certified; `gpu_days` is
+    the normal time that the baseline rests on; `written_down` counts the soft incidents of the
+    last seven days that were told to nobody."""
+
+    certified: bool
+    why: str
+    gpu_days: float
+    certify_gpu_days: float
+    pages: BudgetLineView
+    tickets: BudgetLineView
+    written_down: int
 
 
 class AlertmanagerView(BaseModel):
@@ -97,6 +133,7 @@ class StatusView(Versioned):
     pause: SwitchView
     quarantine: list[QuarantineView]
     bundle: BundleView | None
+    budget: BudgetView | None
     alertmanagers: list[AlertmanagerView]
     samples_rejected: dict[str, int]
 
@@ -153,6 +190,7 @@ class IncidentView(BaseModel):
     latched: bool
     hold_reason: str
     released_by: str
+    withheld: str
     bundle_id: str
     evidence: list[EvidenceView]
 

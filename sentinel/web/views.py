@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sentinel.core import budget
 from sentinel.core.domain import (
     KINDS,
     NORMAL,
@@ -27,6 +28,8 @@ from sentinel.core.domain import (
 from sentinel.core.incident import alertname
 from sentinel.web.shapes import (
     AlertmanagerView,
+    BudgetLineView,
+    BudgetView,
     BundleView,
     CommandView,
     CoverageView,
@@ -39,6 +42,7 @@ from sentinel.web.shapes import (
     MigrationView,
     PlaceView,
     QuarantineView,
+    RefusedView,
     StatusView,
     SubjectView,
     SwitchView,
@@ -62,7 +66,6 @@ def status(snapshot: Snapshot, now_s: float) -> StatusView:
     codes = np.bincount(snapshot.judgement.kinds, minlength=len(KINDS))
     open_now = [i for i in control.incidents.values() if i.is_open]
     migrations = [m.phase.value for m in control.migrations.values()]
-    bundle = BundleView(id=snapshot.bundle_id, learnt_to=rfc3339(snapshot.bundle_learnt_to_s))
     return StatusView(
         version=snapshot.version,
         at=rfc3339(snapshot.at_s),
@@ -99,12 +102,53 @@ def status(snapshot: Snapshot, now_s: float) -> StatusView:
             since=rfc3339(control.pause.at_s),
         ),
         quarantine=[_quarantine(q) for _, q in sorted(control.quarantine.items())],
-        bundle=bundle if snapshot.bundle_id else None,
+        bundle=_bundle(snapshot),
+        budget=_budget(snapshot, now_s),
         alertmanagers=[
             AlertmanagerView(url=url, up=ok, text=text)
             for url, (ok, text) in snapshot.alertmanagers.items()
         ],
         samples_rejected=dict(snapshot.rejected),
+    )
+
+
+def _bundle(snapshot: Snapshot) -> BundleView | None:
+    if not snapshot.bundle_id:
+        return None
+    refused = None
+    if snapshot.refused is not None:
+        refused = RefusedView(
+            id=snapshot.refused.id,
+            learnt_to=rfc3339(snapshot.refused.learnt_to_s),
+            reasons=list(snapshot.refused.reasons),
+        )
+    learnt_to = rfc3339(snapshot.bundle_learnt_to_s)
+    return BundleView(id=snapshot.bundle_id, learnt_to=learnt_to, refused=refused)
+
+
+def _budget(snapshot: Snapshot, now_s: float) -> BudgetView | None:
+    limits = snapshot.limits
+    if limits is None:
+        return None
+    pages, tickets, written_down = budget.spent(snapshot.control.peaks, now_s)
+
+    def line(one: budget.Line, spent: int, passes: bool) -> BudgetLineView:
+        return BudgetLineView(
+            per_week=one.per_week,
+            spent=spent,
+            score=round(one.now, 3) if passes else None,
+            calibrated=round(one.floor, 3),
+            raised=round(one.raised, 3),
+        )
+
+    return BudgetView(
+        certified=limits.certified,
+        why=limits.why,
+        gpu_days=round(snapshot.calibration.gpu_days, 3),
+        certify_gpu_days=snapshot.calibration.certify_gpu_days,
+        pages=line(limits.page, pages, limits.certified),
+        tickets=line(limits.ticket, tickets, True),
+        written_down=written_down,
     )
 
 
@@ -184,6 +228,7 @@ def incident(i: Incident) -> IncidentView:
         latched=i.latched,
         hold_reason=i.hold_reason,
         released_by=i.released_by,
+        withheld=i.withheld,
         bundle_id=i.bundle_id,
         evidence=list(map(_evidence, i.evidence)),
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from sentinel.core import domain
+from sentinel.core.budget import Calibration, thresholds
 from sentinel.core.domain import (
     Backup,
     Choice,
@@ -27,6 +28,7 @@ from sentinel.core.domain import (
     Mode,
     Operation,
     Outcome,
+    Peak,
     Presence,
     Quarantine,
     Severity,
@@ -35,6 +37,7 @@ from sentinel.core.domain import (
     Verdict,
     Workload,
 )
+from sentinel.core.policy import Budget
 from sentinel.edges.store import Store
 from sentinel.web.snapshot import Snapshot, TickStats
 
@@ -89,7 +92,13 @@ MOVE = Migration(
     backups=(Backup("node-1", ("GPU-1-0", "GPU-1-1")),),
 )
 DONE = replace(MOVE, operation_id="op-0", phase=MigrationPhase.DONE, operation=Operation.FENCE)
+PEAKS = {
+    "inc-1": Peak("inc-1", 1.62, NOW_S - 100, NOW_S, ("GPU-0-1",), True, Severity.CRITICAL),
+    "inc-2": Peak("inc-2", 1.1, NOW_S - 9000, NOW_S - 8000, ("GPU-1-0",), False, Severity.INFO),
+}
+CALIBRATION = Calibration(20.0, True, why="", gpus=4, certify_gpu_days=14.0)
 CONTROL = Control(
+    peaks=PEAKS,
     incidents={i.id: i for i in (INCIDENT, RESOLVED)},
     migrations={m.operation_id: m for m in (MOVE, DONE)},
     quarantine={"node-9": Quarantine("node-9", "inc-old", NOW_S - 5000)},
@@ -150,5 +159,7 @@ def moment(**changes: object) -> Snapshot:
         tick=TickStats().finished(NOW_S - 15, 0.2).failed("x").finished(NOW_S, 0.03),
         alertmanagers={"http://127.0.0.1:9093": (True, "ok"), "http://b:9093": (False, "refused")},
         rejected={"future": 2},
+        calibration=CALIBRATION,
+        limits=thresholds(PEAKS, CALIBRATION, Budget(), NOW_S),
     )
     return replace(made, **changes)  # type: ignore[arg-type]

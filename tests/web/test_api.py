@@ -74,6 +74,15 @@ def test_status_is_the_daemon_at_a_glance(client: httpx.Client) -> None:
     assert status["migrations"] == {"done": 1, "running": 1}
     assert status["breaker"] == {"on": False, "reason": "", "since": None}
     assert status["bundle"]["id"] == "b-1"
+    assert status["budget"]["certified"] is True
+    assert status["budget"]["pages"] == {
+        "per_week": 2.0,
+        "spent": 1,
+        "score": 1.3,
+        "calibrated": 1.3,
+        "raised": 0.0,
+    }
+    assert status["budget"]["written_down"] == 1
     assert [a["up"] for a in status["alertmanagers"]] == [True, False]
     assert status["quarantine"][0]["node"] == "node-9"
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from sentinel.core.budget import thresholds
 from sentinel.core.domain import Coverage
+from sentinel.core.policy import Budget
 from sentinel.lab.servers import binaries
 from sentinel.web import metrics
-from sentinel.web.snapshot import DURATION_BUCKETS_S, TickStats
+from sentinel.web.snapshot import DURATION_BUCKETS_S, Refused, TickStats
 from tests.web.moment import FRAME, NOW_S, Face, moment
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +62,20 @@ def test_every_number_comes_from_the_snapshot(client: httpx.Client) -> None:
     assert value(now, "alertmanager_up", url="http://b:9093") == 0
     assert value(now, "last_tick_timestamp_seconds") == NOW_S
     assert not [k for k in now if k[0] == "gpu_anomaly_score" and ("gpu_uuid", "GPU-1-1") in k[1]]
+
+
+def test_the_budget_is_told_by_loudness(client: httpx.Client, face: Face) -> None:
+    now = scrape(client)
+    assert value(now, "budget_certified") == 1
+    assert value(now, "budget_score", severity="critical") == 1.3
+    assert value(now, "budget_alerts_per_week", severity="warning") == 20
+    told = {s: value(now, "budget_spent", severity=s) for s in ("critical", "warning", "info")}
+    assert told == {"critical": 1, "warning": 0, "info": 1}
+    face.now = moment(limits=thresholds({}, None, Budget(), NOW_S), refused=Refused("b-2", 1.0, ()))
+    now = scrape(client)
+    assert value(now, "budget_certified") == 0
+    assert value(now, "budget_score", severity="critical") == np.inf
+    assert value(now, "bundle_refused") == 1
 
 
 def test_up_falls_when_ticks_stop_and_before_the_first(client: httpx.Client, face: Face) -> None:
