@@ -79,7 +79,8 @@ class _Replay:
 
     def _releases(self, at_s: float) -> tuple[Command, ...]:
         """The assumed operator: gives a node back once everything on it has looked well for as
-        long as an alert takes to clear, or the limits would hold for a whole history."""
+        long as an alert takes to clear, and resets the breaker once the fleet is calm again, or
+        the limits would hold for a whole history."""
         times = self.policy.times
 
         def over(i: Incident) -> bool:
@@ -87,10 +88,20 @@ class _Replay:
             return i.phase is IncidentPhase.CLEARING and i.held_s >= wait_s
 
         ill = {i.node for i in self.control.incidents.values() if i.is_open and not over(i)}
-        return tuple(
-            Command(number, CommandKind.RELEASE, q.node, "backtest", "repaired", at_s)
-            for number, q in enumerate(self.control.quarantine.values())
+        fleet = SubjectKind.FLEET
+        calm = not any(
+            i.is_open and i.subject.kind is fleet for i in self.control.incidents.values()
+        )
+        orders = [
+            (CommandKind.RELEASE, q.node, "repaired")
+            for q in self.control.quarantine.values()
             if q.node not in ill and not q.released_by
+        ]
+        if self.control.breaker.latched and calm:
+            orders.append((CommandKind.RESET_BREAKER, "", "the fleet is calm again"))
+        return tuple(
+            Command(number, kind, target, "backtest", why, at_s)
+            for number, (kind, target, why) in enumerate(orders)
         )
 
     def _obey(self, done: domain.Step, at_s: float) -> tuple[Control, tuple[Outcome, ...]]:

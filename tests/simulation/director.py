@@ -69,6 +69,7 @@ class Director:
         self._fleet = fleet
         self._rng = np.random.default_rng([seed, 0xD1])
         self._busy_until_s = dict.fromkeys(fleet.hosts, 0.0)
+        self._fleet_until_s = 0.0
         self.events = []
         order = [kinds[i] for i in self._rng.permutation(len(kinds))]
         # those that last longest first, so that they fit in
@@ -80,6 +81,11 @@ class Director:
             self.events.append((at_s, self._begin, kind, at_s + lasts_s(kind)))
 
     def _begin(self, fleet, kind, end_s):
+        if kind in faults.FLEET:  # one at a time: what happens shall have one cause
+            if fleet.at_s < self._fleet_until_s:
+                again_s = self._fleet_until_s + 60.0
+                return ((again_s, self._begin, kind, again_s + lasts_s(kind)),)
+            self._fleet_until_s = end_s + 1200.0
         row = self._choose(kind, fleet.at_s)
         if row is None:
             self.unplayed.append((kind, fleet.at_s))
