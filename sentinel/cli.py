@@ -24,9 +24,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from sentinel import __version__, configfile, display, remote
+from sentinel import __version__, configfile, display, remote, remotepatterns
 from sentinel.config import Config
-from sentinel.errors import ConfigError, DependencyError, SentinelError
+from sentinel.errors import ConfigError, DependencyError, SentinelError, StateError
 from sentinel.options import When, as_json, config_file, print_json
 
 INTERNAL: Final = 70
@@ -119,10 +119,27 @@ def doctor(config: Path, for_s: float, full: bool, json_output: bool) -> int:
 @config_file
 @click.option("--start", type=When(), help="Learn from here on.  [default: learn.window_h back]")
 @click.option("--end", type=When(), default="now", show_default=True, help="Up to here.")
+@click.option("--patterns", "patterns_only", is_flag=True,
+              help="Only fault patterns, from incidents; no Prometheus is asked.")  # fmt: skip
 @as_json
-def learn(config: Path, start: float | None, end: float, json_output: bool) -> None:
-    """Learn what is normal, and write a bundle that `run` reads."""
+def learn(
+    config: Path, start: float | None, end: float, patterns_only: bool, json_output: bool
+) -> None:
+    """Learn what is normal, and write a bundle that `run` reads; and what fails alike, from the
+    incidents that a daemon has written down."""
     loaded = Config.load(config)
+    from sentinel.relearn import relearn
+
+    try:
+        found = relearn(loaded)
+    except StateError as err:
+        if patterns_only:
+            raise
+        click.echo(f"sentinel: fault patterns are not learnt: {err}", err=True)
+        found = {"incidents": 0, "novel": 0, "patterns": []}
+    if patterns_only:
+        print_json({"schema": 1, **found}) if json_output else display.show(display.relearnt(found))
+        return
     start_s = end - 3600.0 * loaded.learn.window_h if start is None else start
     _check_window(start_s, end, "--start", "--end")
     from sentinel import history
@@ -141,12 +158,15 @@ def learn(config: Path, start: float | None, end: float, json_output: bool) -> N
         "gpus": made.gpus,
         "cohorts": made.cohorts,
         "skipped": made.skipped,
+        "fault_patterns": found,
     }
     if json_output:
         print_json(told)
         return
     display.show(display.learnt(made.cohorts, made.skipped))
     display.show(display.bundle(told, made.bundle.grid_s))
+    if found["incidents"]:
+        display.show(display.relearnt(found))
 
 
 @cli.command(short_help="Tell what would have alerted and moved.")
@@ -250,7 +270,7 @@ def exporter(
     )
 
 
-for _command in remote.COMMANDS:
+for _command in (*remote.COMMANDS, remotepatterns.patterns):
     cli.add_command(_command)
 
 

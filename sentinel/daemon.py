@@ -34,7 +34,9 @@ from sentinel.core.domain import (
     Command,
     CommandKind,
     Control,
+    FaultPattern,
     Frame,
+    Incident,
     IncidentPhase,
     Judgement,
     Migration,
@@ -48,7 +50,7 @@ from sentinel.core.step import Inputs, housekeep, resume, step
 from sentinel.core.verdict import Bundle, Watch
 from sentinel.data import load_models
 from sentinel.edges import bundle as bundles
-from sentinel.edges import logs, systemd
+from sentinel.edges import logs, patterns, systemd
 from sentinel.edges.alertmanager import Alertmanagers
 from sentinel.edges.hooks.webhook import WebhookHook
 from sentinel.edges.outbox import Outbox
@@ -65,6 +67,7 @@ _RELOADABLE: Final = frozenset({"limits", "spares", "log"})
 _FIRST_LEARN_S: Final = 300.0  # how often a daemon without a baseline tries to get one
 _LEARN_LIMIT_S: Final = 3600.0
 _LEARN_MEMORY: Final = 4 << 30
+_INCIDENTS_LEARNT: Final = 10_000  # newest ones: enough for patterns, and 20 MB at most
 
 
 class Daemon:
@@ -93,6 +96,7 @@ class Daemon:
         self._stats = TickStats(interval_s=config.tick.interval_s)
         self._learner: subprocess.Popen[bytes] | None = None
         self._learn_started_s = 0.0
+        self._learnt: tuple[FaultPattern, ...] | None = None
 
     # ---- start and stop -------------------------------------------------------------
 
@@ -185,17 +189,20 @@ class Daemon:
             commands=tuple(c for c in commands if c not in done_commands),
             policy=self._policy,
             models=self._models,
+            learnt=self._learnt,
         )
         done = step(self._control, self._watch, self._bundle, inputs, now)
         # The step holds in memory even if the disk refuses it (evidence is not seen twice),
         # but nothing leaves this process until it is written down.
-        self._control, self._applied = done.control, (commands, outcomes)
+        self._control, self._applied, self._learnt = done.control, (commands, outcomes), None
         try:
             self._store.commit(self._committed, done, commands=commands, outcomes=outcomes)
         except StateError:
             self._alert(now)  # a full disk stops acts, never alerts
             raise
         self._committed, self._applied = done.control, ((), ())
+        if any(c.kind is CommandKind.LEARN_PATTERNS for c in inputs.commands):
+            self.learn(patterns_only=True)
         _log_transitions(done)
         self._act(done)
         self._tell(frame, done, now, began)
@@ -293,17 +300,21 @@ class Daemon:
                 gpus=len(frame.gpus),
             ),
             refused=self._refused,
+            patterns=self._watch.reads(self._control.patterns).patterns,
         )
 
     # ---- other jobs -----------------------------------------------------------------
 
-    def learn(self) -> None:
+    def learn(self, *, patterns_only: bool = False) -> None:
         """Starts a child that learns from the last days; at most one at a time."""
         if self._learner is not None or self.config.path is None:
             return
-        self._write_exclusions()
+        incidents = self._store.incidents(limit=_INCIDENTS_LEARNT)
+        self._write_exclusions(incidents)
+        self._give(incidents)
         self._learn_started_s = time.monotonic()
         command = [sys.executable, "-m", "sentinel.cli", "learn", "--config", str(self.config.path)]
+        command += ["--patterns"] if patterns_only else []
         self._learner = subprocess.Popen(
             [*command, "--json"],
             stdin=subprocess.DEVNULL,
@@ -329,17 +340,32 @@ class Daemon:
             child.kill()
         _, err = child.communicate()
         self._learner = None
+        self._take_patterns()
         if child.returncode == 0:
             self._load_bundle()
         else:
             tail = err.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
             self._once.error("learn", f"learning failed ({child.returncode}): {tail[0]}")
 
-    def _write_exclusions(self) -> None:
+    def _give(self, incidents: tuple[Incident, ...]) -> None:
+        """What fault patterns are learnt from, for the child."""
+        try:
+            patterns.give(self.config.state_dir(), incidents, self._control.patterns)
+        except StateError as err:
+            self._once.error("give", f"fault patterns are not learnt: {err}")
+
+    def _take_patterns(self) -> None:
+        """What the child has made of them, for the next tick; whatever else went wrong."""
+        try:
+            self._learnt = patterns.answered(self.config.state_dir()) or self._learnt
+        except (StateError, OSError) as err:
+            self._once.error("patterns", f"learnt fault patterns are lost: {err}")
+
+    def _write_exclusions(self, incidents: tuple[Incident, ...]) -> None:
         """Windows under an incident, for the child to leave out of what is normal."""
         rows = [
             {"gpu_uuid": i.gpu_uuid, "from_s": i.opened_at_s - 600.0, "to_s": i.resolved_at_s}
-            for i in self._store.incidents(limit=10_000)
+            for i in incidents
             if i.gpu_uuid and i.confirmed_at_s is not None
         ]
         history.exclusions_path(self.config).write_text(json.dumps(rows))
@@ -359,8 +385,10 @@ class Daemon:
     def snapshot(self) -> Snapshot | None:
         return self._snapshot
 
-    def command(self, kind: CommandKind, target: str, actor: str, reason: str) -> Command:
-        return self._store.add_command(kind, target, actor, reason, at_s=self._clock())
+    def command(
+        self, kind: CommandKind, target: str, actor: str, reason: str, value: str = ""
+    ) -> Command:
+        return self._store.add_command(kind, target, actor, reason, at_s=self._clock(), value=value)
 
     def outcome(self, outcome: Outcome) -> None:
         self._store.add_outcome(outcome)

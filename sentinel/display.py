@@ -26,6 +26,7 @@ STYLES: Final = {
     "normal": "green",
     "done": "green",
     "resolved": "green",
+    "rejected": "dim",
 }
 
 _LITTLE_MIN: Final = 60.0
@@ -111,7 +112,16 @@ def gpus(answer: dict[str, Any]) -> RenderableType:
 
 def incidents(answer: dict[str, Any]) -> RenderableType:
     table = _table(
-        "id", "phase", "severity", "subject", "node", "pattern", "score", "opened", "why"
+        "id",
+        "phase",
+        "severity",
+        "subject",
+        "node",
+        "pattern",
+        "distance",
+        "score",
+        "opened",
+        "why",
     )
     for i in answer["incidents"]:
         subject = f"{i['subject']['kind']} {i['subject']['id']}"
@@ -123,6 +133,7 @@ def incidents(answer: dict[str, Any]) -> RenderableType:
             subject,
             i["node"],
             i["pattern"],
+            "" if i["distance"] is None else f"{i['distance']:.2f}",
             f"{i['score']:.2f}",
             clock(i["opened_at"]),
             why,
@@ -145,6 +156,64 @@ def migrations(answer: dict[str, Any]) -> RenderableType:
             m["reason"],
         )
     return _with_rest(table, answer["total"], len(answer["migrations"]), "migrations")
+
+
+def patterns(answer: dict[str, Any]) -> RenderableType:
+    table = _table("id", "name", "state", "incidents", "ended", "open for", "what it means")
+    for p in answer["patterns"]:
+        table.add_row(
+            p["id"],
+            p["name"],
+            _word(p["state"]),
+            str(p["incidents"] or ""),
+            _endings(p),
+            _lasted(p["median_s"]),
+            p["means"],
+        )
+    return _with_rest(table, answer["total"], len(answer["patterns"]), "patterns")
+
+
+def pattern(answer: dict[str, Any]) -> RenderableType:
+    p = answer["pattern"]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    said = f" by {p['said_by']}, {clock(p['said_at'])}" if p["said_by"] else ""
+    table.add_row("pattern", f"{p['name']} ({p['id']}, {p['origin']})")
+    table.add_row("state", Text.assemble(_word(p["state"]), said))
+    table.add_row("means", p["means"])
+    table.add_row("first", p["first"])
+    for shape in p["shapes"]:
+        table.add_row("looks like", ", ".join(f"{name} {s:+.2g}" for name, s in shape.items()))
+    past = f"{p['incidents']}: {_endings(p)}" if p["incidents"] else "none yet"
+    table.add_row("ended", past)
+    if p["median_s"] is not None:
+        table.add_row("open for", f"{_lasted(p['median_s'])} in the median")
+    rows = answer["incidents"]
+    shown = {"total": len(rows), "incidents": rows}
+    return Group(table, incidents(shown)) if rows else table
+
+
+def relearnt(found: dict[str, Any]) -> RenderableType:
+    """What came of learning fault patterns."""
+    head = f"{found['incidents']} incidents, {found['novel']} of them like nothing known"
+    lines = [Text(head, "dim")]
+    lines += [
+        Text(f"learnt pattern {p['id']}: {p['name']}, {p['incidents']} incidents")
+        for p in found["patterns"]
+    ]
+    return Group(*lines)
+
+
+def _endings(p: dict[str, Any]) -> str:
+    ways = sorted(p["endings"].items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{n} {how}" for how, n in ways)
+
+
+def _lasted(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds / 60:.0f} min"
 
 
 def learnt(cohorts: Iterable[dict[str, Any]], skipped: Iterable[str]) -> RenderableType:

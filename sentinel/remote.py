@@ -29,7 +29,7 @@ PHASES: Final = (
 def status(url: str | None, config: Path | None, json_output: bool) -> int:
     """Tell how the daemon fares; exit code 1 when it is not ready."""
     answer = apiclient.connect(url, config, None).get("status")
-    _show(answer, json_output, display.status)
+    show(answer, json_output, display.status)
     return 0 if answer["ready"] else 1
 
 
@@ -54,7 +54,7 @@ def gpus(
     """List the GPUs, worst first."""
     client = apiclient.connect(url, config, None)
     answer = client.get("gpus", kind=kind, node=node, model=model, job=job, limit=limit)
-    _show(answer, json_output, display.gpus)
+    show(answer, json_output, display.gpus)
 
 
 @click.command()
@@ -77,7 +77,7 @@ def incidents(
     client = apiclient.connect(url, config, None)
     state = "all" if every else "open"
     answer = client.get("incidents", state=state, severity=severity, node=node, limit=limit)
-    _show(answer, json_output, display.incidents)
+    show(answer, json_output, display.incidents)
 
 
 @click.command()
@@ -100,7 +100,7 @@ def migrations(
     client = apiclient.connect(url, config, None)
     state = "all" if every or phase else "open"
     answer = client.get("migrations", state=state, phase=phase, node=node, limit=limit)
-    _show(answer, json_output, display.migrations)
+    show(answer, json_output, display.migrations)
 
 
 # ---- changing -----------------------------------------------------------------------
@@ -111,7 +111,7 @@ def migrations(
 @ordering
 def cancel(operation_id: str, **options: Any) -> None:
     """Cancel a fence or move that has not been sent."""
-    _order(f"migrations/{apiclient.segment(operation_id)}/cancel", **options)
+    order(f"migrations/{apiclient.segment(operation_id)}/cancel", **options)
 
 
 @click.command(short_help="Release an incident, a node or a GPU.")
@@ -119,31 +119,31 @@ def cancel(operation_id: str, **options: Any) -> None:
 @ordering
 def release(target: str, **options: Any) -> None:
     """Release an incident, a node or a GPU, and give a fenced node back."""
-    _order("release", {"target": target}, **options)
+    order("release", {"target": target}, **options)
 
 
 @click.command()
 @ordering
 def pause(**options: Any) -> None:
     """Stop all new action; watching and alerting go on."""
-    _order("pause", **options)
+    order("pause", **options)
 
 
 @click.command()
 @ordering
 def resume(**options: Any) -> None:
     """End a pause."""
-    _order("resume", **options)
+    order("resume", **options)
 
 
 @click.command("reset-breaker")
 @ordering
 def reset_breaker(**options: Any) -> None:
     """Let action go on after the breaker latched."""
-    _order("breaker/reset", **options)
+    order("breaker/reset", **options)
 
 
-def _order(
+def order(
     path: str,
     body: dict[str, str] | None = None,
     *,
@@ -153,6 +153,7 @@ def _order(
     reason: str,
     json_output: bool,
 ) -> None:
+    """Sends one command, and says that it is on disk."""
     client = apiclient.connect(url, config, token_file)
     answer = client.post(path, actor=_actor(), reason=reason, **(body or {}))
     if json_output:
@@ -171,7 +172,8 @@ def _actor() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _show(answer: Any, json_output: bool, render: Callable[[Any], Any]) -> None:
+def show(answer: Any, json_output: bool, render: Callable[[Any], Any]) -> None:
+    """An answer, as JSON or as people read it."""
     if json_output:
         print_json(answer)
     else:

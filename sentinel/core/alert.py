@@ -22,6 +22,7 @@ from sentinel.core.domain import (
     SubjectKind,
 )
 from sentinel.core.incident import RESEND_S, alertname
+from sentinel.core.patterns import likeness
 from sentinel.core.placement import describe
 from sentinel.core.policy import Policy
 
@@ -115,6 +116,8 @@ def _annotations(
     }
     if incident.subject.kind is SubjectKind.GPU:
         texts["score"] = f"{incident.score:.2f}"
+    if incident.distance is not None:
+        texts["pattern_distance"] = f"{incident.distance:.2f}"
     work = incident.workload
     if work is not None:
         texts["pod" if work.kind == "pod" else "workload"] = work.id
@@ -158,6 +161,7 @@ def _description(incident: Incident, control: Control, policy: Policy, now_s: fl
         lines.append(f"Suspected: {incident.pattern} ({_suspicion(incident)}).")
         if incident.withheld:
             lines.append(f"Told no louder: {incident.withheld}.")
+        lines += filter(None, [likeness(incident, control.patterns)])
         lines.append(f"Since: {_span(now_s - incident.opened_at_s)}{_phase(incident, policy)}.")
         lines.append(_work(incident))
         lines += _acts(incident, control)

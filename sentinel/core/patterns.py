@@ -155,7 +155,7 @@ def stronger(a: Signature, b: Signature) -> Signature:
 
 def vector(of: Signature) -> Floats:
     """float64 [len(NAMES)], scaled so that its strongest dimension is 1: what a thing is like
-    is the direction in which it moves, not how far. A name that is no dimension is left out."""
+    is the direction in which it moves, not how far. What is no dimension is left out."""
     out = np.zeros(len(NAMES))
     for name, strength in of.items():
         if name in _PLACE:
@@ -164,7 +164,7 @@ def vector(of: Signature) -> Floats:
     return out / most if most > 0.0 else out
 
 
-def words(of: Signature) -> str:
+def named_from(of: Signature) -> str:
     """A name from the strongest dimensions: "temperature high, clock throttled"."""
     line = vector(of)
     order = [i for i in np.argsort(-np.abs(line), kind="stable") if abs(line[i]) >= _NAMED]

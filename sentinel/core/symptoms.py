@@ -38,10 +38,10 @@ _REASONS: Final = (
 )
 _ACTIVITY: Final = ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 _BUSY: Final = 0.9  # GPU_UTIL from which on a GPU says that it works
-_NOTHING: Final = 0.01  # activity below this is none: a collective that waits shows more
+_NOTHING: Final = 0.03  # activity below this is none: a collective that waits shows more
 _WORKED: Final = 0.1  # activity from which on a GPU has worked in this job ...
 _WORKED_S: Final = 600.0  # ... and for so long, before standing still is odd
-_HANG_S: Final = 900.0  # longer than checkpoints, compilation and evaluation take
+_HANG_S: Final = 300.0  # work that waits for data or writes a checkpoint shows no utilisation
 _LINK_BUSY_S: Final = 300.0  # a link that idles saves power at a lower generation
 _LINKS: Final = ("pcie_link_width", "pcie_link_gen")
 _SPAN_S: Final = 600.0  # errors are counted over so long
@@ -50,10 +50,10 @@ _STEPS: Final = 3  # in so many ticks of it
 _NVLINK: Final = (
     ("nvlink_recovery_failed", 1.0, "links that could not be brought back"),
     ("nvlink_recovery_errors", 5.0, "times that a link was trained again"),
-    ("nvlink_replay_errors", 1000.0, "NVLink replays"),
-    ("nvlink_crc_data_errors", 1000.0, "NVLink CRC errors in data"),
-    ("nvlink_crc_errors", 10_000.0, "NVLink CRC errors"),
-    ("nvlink_rx_errors", 1000.0, "NVLink receive errors"),
+    ("nvlink_replay_errors", 100.0, "NVLink replays"),
+    ("nvlink_crc_data_errors", 100.0, "NVLink CRC errors in data"),
+    ("nvlink_crc_errors", 1000.0, "NVLink CRC errors"),
+    ("nvlink_rx_errors", 100.0, "NVLink receive errors"),
 )
 _FULL: Final = 0.985  # of the memory that can be had
 _ROOM: Final = 0.85  # had by the same work, and for `_WORKED_S`, before memory filled up

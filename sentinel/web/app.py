@@ -62,7 +62,9 @@ class Face(Protocol):
     def snapshot(self) -> Snapshot | None:
         """The newest; None until the first tick has finished."""
 
-    def command(self, kind: CommandKind, target: str, actor: str, reason: str) -> Command:
+    def command(
+        self, kind: CommandKind, target: str, actor: str, reason: str, value: str = ""
+    ) -> Command:
         """On disk when it returns."""
         ...
 

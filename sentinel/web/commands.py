@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from sentinel.core.domain import CommandKind
+from sentinel.core.domain import CommandKind, PatternState
 from sentinel.web import shapes, views
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The bearer token is missing or wrong."},
     403: {"description": "No token is configured."},
     404: {"description": "There is no such thing to act on."},
-    409: {"description": "It is over already."},
+    409: {"description": "It is over already, or the name is taken."},
 }
 
 
@@ -32,6 +32,10 @@ class Order(BaseModel):
     model_config = ConfigDict(extra="forbid")
     actor: str = Field(default="api", max_length=200)
     reason: str = Field(default="", max_length=1000)
+
+
+class Rename(Order):
+    name: str = Field(min_length=1, max_length=60, description="What people will call it.")
 
 
 class Release(Order):
@@ -52,8 +56,10 @@ def command_routes(face: Face, token: str | None) -> APIRouter:
     router = APIRouter(tags=["change"], dependencies=[Depends(authorised)], responses=_REFUSALS)
     accepted: dict[str, Any] = {"status_code": 202}
 
-    def enqueue(kind: CommandKind, order: Order, target: str = "") -> shapes.CommandAnswer:
-        command = face.command(kind, target, order.actor or "api", order.reason)
+    def enqueue(
+        kind: CommandKind, order: Order, target: str = "", value: str = ""
+    ) -> shapes.CommandAnswer:
+        command = face.command(kind, target, order.actor or "api", order.reason, value)
         return shapes.CommandAnswer(command=views.command(command))
 
     @router.post("/api/v1/migrations/{operation_id}/cancel", **accepted)
@@ -94,6 +100,42 @@ def command_routes(face: Face, token: str | None) -> APIRouter:
     def reset_breaker(order: Order | None = None) -> shapes.CommandAnswer:
         """Lets action go on after the breaker latched."""
         return enqueue(CommandKind.RESET_BREAKER, order or Order())
+
+    def speak(
+        kind: CommandKind, pattern_id: str, order: Order | None, value: str = ""
+    ) -> shapes.CommandAnswer:
+        snapshot = face.snapshot()
+        if snapshot is None or pattern_id not in snapshot.patterns:
+            raise HTTPException(404, f"no pattern {pattern_id}")
+        return enqueue(kind, order or Order(), pattern_id, value)
+
+    @router.post("/api/v1/patterns/learn", **accepted)
+    def learn_patterns(order: Order | None = None) -> shapes.CommandAnswer:
+        """Learns fault patterns anew from the incidents that were written down."""
+        return enqueue(CommandKind.LEARN_PATTERNS, order or Order())
+
+    @router.post("/api/v1/patterns/{pattern_id}/rename", **accepted)
+    def rename(pattern_id: str, order: Rename) -> shapes.CommandAnswer:
+        """Gives a pattern the name that people here use; it stays through relearning."""
+        name = " ".join(order.name.split())
+        snapshot = face.snapshot()
+        others = snapshot.patterns.values() if snapshot else ()
+        if any(p.name.casefold() == name.casefold() and p.id != pattern_id
+               and p.state is not PatternState.REJECTED for p in others):  # fmt: skip
+            raise HTTPException(409, f"another pattern goes by the name {name!r}")
+        if not name:
+            raise HTTPException(409, "a name must not be empty")
+        return speak(CommandKind.RENAME_PATTERN, pattern_id, order, name)
+
+    @router.post("/api/v1/patterns/{pattern_id}/confirm", **accepted)
+    def confirm(pattern_id: str, order: Order | None = None) -> shapes.CommandAnswer:
+        """Keeps a pattern as it is, whatever is learnt later."""
+        return speak(CommandKind.CONFIRM_PATTERN, pattern_id, order)
+
+    @router.post("/api/v1/patterns/{pattern_id}/reject", **accepted)
+    def reject(pattern_id: str, order: Order | None = None) -> shapes.CommandAnswer:
+        """Names nothing by this pattern any more; confirming it takes that back."""
+        return speak(CommandKind.REJECT_PATTERN, pattern_id, order)
 
     @router.post("/-/reload")
     def reload() -> dict[str, bool]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import APIRouter, HTTPException, Query
 
-from sentinel.core.domain import KINDS, IncidentPhase, Kind, MigrationPhase, Severity
+from sentinel.core.domain import (
+    KINDS,
+    FaultPattern,
+    IncidentPhase,
+    Kind,
+    MigrationPhase,
+    PatternState,
+    Severity,
+)
 from sentinel.web import shapes, views
 from sentinel.web.snapshot import Snapshot
 
@@ -23,6 +31,10 @@ Exactly = Annotated[str | None, Query(max_length=256)]
 
 def read_routes(face: Face, clock: Callable[[], float]) -> APIRouter:
     router = APIRouter(tags=["read"])
+
+    def known() -> Mapping[str, FaultPattern]:
+        snapshot = face.snapshot()
+        return snapshot.patterns if snapshot else {}
 
     def newest() -> Snapshot:
         snapshot = face.snapshot()
@@ -91,7 +103,8 @@ def read_routes(face: Face, clock: Callable[[], float]) -> APIRouter:
             and (node is None or i.node == node)
             and (gpu_uuid is None or i.gpu_uuid == gpu_uuid)
         ]
-        rows = [views.incident(i) for i in found[:limit]]
+        patterns = known()
+        rows = [views.incident(i, patterns) for i in found[:limit]]
         return shapes.IncidentsAnswer(total=len(found), incidents=rows)
 
     @router.get("/incidents/{incident_id}", responses={404: {"description": "No such incident."}})
@@ -103,9 +116,29 @@ def read_routes(face: Face, clock: Callable[[], float]) -> APIRouter:
         decisions = face.journal.decisions(limit=1000, incident_id=incident_id)
         migrations = face.journal.migrations(limit=1000, incident_id=incident_id)
         return shapes.IncidentAnswer(
-            incident=views.incident(found),
+            incident=views.incident(found, known()),
             decisions=[views.decision(d) for d in decisions],
             migrations=[views.migration(m) for m in migrations],
+        )
+
+    @router.get("/patterns")
+    def patterns(state: PatternState | None = None) -> shapes.PatternsAnswer:
+        """The ways in which GPUs fail that are known, those with most incidents first."""
+        newest()
+        rows = {id: p for id, p in known().items() if state is None or p.state is state}
+        return shapes.PatternsAnswer(total=len(rows), patterns=views.patterns(rows))
+
+    @router.get("/patterns/{pattern_id}", responses={404: {"description": "No such pattern."}})
+    def pattern(pattern_id: str, limit: Limit = 20) -> shapes.PatternAnswer:
+        """One pattern, with the newest incidents that are like it."""
+        newest()
+        every = known()
+        if pattern_id not in every:
+            raise HTTPException(404, f"no pattern {pattern_id}")
+        like = [i for i in face.journal.incidents(limit=100_000) if i.like == pattern_id]
+        return shapes.PatternAnswer(
+            pattern=views.pattern(every[pattern_id]),
+            incidents=[views.incident(i, every) for i in like[:limit]],
         )
 
     @router.get("/migrations")

@@ -193,6 +193,27 @@ class IncidentView(BaseModel):
     withheld: str
     bundle_id: str
     evidence: list[EvidenceView]
+    like: str = Field(description="The pattern that it is like; empty where it is novel.")
+    distance: float | None = Field(description="From the nearest pattern: 0 the same, 1 nothing.")
+    signature: dict[str, float] = Field(description="What moved, which way and how far: -1..1.")
+    likeness: str = Field(description="One line for people: the pattern, and like incidents.")
+
+
+class PatternView(BaseModel):
+    """One way in which GPUs fail. `shapes` are signatures, each of which is this pattern."""
+
+    id: str
+    name: str
+    origin: str
+    state: str
+    means: str
+    first: str
+    shapes: list[dict[str, float]]
+    incidents: int = Field(description="How many incidents like it have ended.")
+    endings: dict[str, int]
+    median_s: float | None = Field(description="How long they were open, in the median.")
+    said_by: str
+    said_at: str | None
 
 
 class PlaceView(BaseModel):
@@ -235,6 +256,7 @@ class CommandView(BaseModel):
     actor: str
     reason: str
     at: str | None
+    value: str
 
 
 class GpusAnswer(Versioned):
@@ -274,6 +296,20 @@ class MigrationAnswer(Versioned):
 
 class DecisionsAnswer(Versioned):
     decisions: list[DecisionView]
+
+
+class PatternsAnswer(Versioned):
+    """Those with most incidents first."""
+
+    total: int
+    patterns: list[PatternView]
+
+
+class PatternAnswer(Versioned):
+    """One pattern with the newest incidents that are like it."""
+
+    pattern: PatternView
+    incidents: list[IncidentView]
 
 
 class CommandAnswer(Versioned):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sentinel.core.budget import UNCALIBRATED, Calibration, Thresholds
-from sentinel.core.domain import Control, Frame, Judgement, Mode
+from sentinel.core.domain import Control, FaultPattern, Frame, Judgement, Mode
 
 DURATION_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _OVERDUE_TICKS: Final = 4.0
@@ -83,6 +83,7 @@ class Snapshot:
     calibration: Calibration = UNCALIBRATED
     limits: Thresholds | None = None  # what the budget asks of soft evidence now
     refused: Refused | None = None  # a newer bundle that was learnt and not adopted
+    patterns: Mapping[str, FaultPattern] = field(default_factory=dict)
 
     def reasons(self, now_s: float) -> tuple[str, ...]:
         """Why the daemon is not to be relied on; empty when it is."""

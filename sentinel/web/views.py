@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from sentinel.core.domain import (
     Command,
     Decision,
     Evidence,
+    FaultPattern,
     Frame,
     Incident,
     Migration,
@@ -26,6 +27,7 @@ from sentinel.core.domain import (
     Workload,
 )
 from sentinel.core.incident import alertname
+from sentinel.core.patterns import likeness
 from sentinel.web.shapes import (
     AlertmanagerView,
     BudgetLineView,
@@ -40,6 +42,7 @@ from sentinel.web.shapes import (
     IncidentView,
     MetricView,
     MigrationView,
+    PatternView,
     PlaceView,
     QuarantineView,
     RefusedView,
@@ -205,7 +208,8 @@ def worst_first(snapshot: Snapshot) -> Iterator[int]:
     yield from map(int, np.lexsort((-scores, kinds == NORMAL)))
 
 
-def incident(i: Incident) -> IncidentView:
+def incident(i: Incident, patterns: Mapping[str, FaultPattern]) -> IncidentView:
+    """`patterns` are those that are known, by their id."""
     return IncidentView(
         id=i.id,
         subject=SubjectView(kind=i.subject.kind.value, id=i.subject.id),
@@ -231,6 +235,32 @@ def incident(i: Incident) -> IncidentView:
         withheld=i.withheld,
         bundle_id=i.bundle_id,
         evidence=list(map(_evidence, i.evidence)),
+        like=i.like,
+        distance=i.distance,
+        signature=dict(i.signature),
+        likeness=likeness(i, patterns),
+    )
+
+
+def patterns(known: Mapping[str, FaultPattern]) -> list[PatternView]:
+    """Those with most incidents first, and in the order of the catalogue."""
+    return [pattern(p) for p in sorted(known.values(), key=lambda p: -p.past.count)]
+
+
+def pattern(p: FaultPattern) -> PatternView:
+    return PatternView(
+        id=p.id,
+        name=p.name,
+        origin=p.origin,
+        state=p.state.value,
+        means=p.means,
+        first=p.first,
+        shapes=[dict(shape) for shape in p.shapes],
+        incidents=p.past.count,
+        endings=dict(p.past.endings),
+        median_s=float(np.median(p.past.durations_s)) if p.past.durations_s else None,
+        said_by=p.said_by,
+        said_at=rfc3339(p.said_at_s),
     )
 
 
@@ -274,6 +304,7 @@ def command(c: Command) -> CommandView:
         actor=c.actor,
         reason=c.reason,
         at=rfc3339(c.at_s),
+        value=c.value,
     )
 
 

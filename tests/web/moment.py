@@ -135,8 +135,10 @@ class Face:
     def snapshot(self) -> Snapshot | None:
         return self.now
 
-    def command(self, kind: CommandKind, target: str, actor: str, reason: str) -> Command:
-        return self.journal.add_command(kind, target, actor, reason, at_s=NOW_S)
+    def command(
+        self, kind: CommandKind, target: str, actor: str, reason: str, value: str = ""
+    ) -> Command:
+        return self.journal.add_command(kind, target, actor, reason, at_s=NOW_S, value=value)
 
     def outcome(self, outcome: Outcome) -> Outcome:
         return self.journal.add_outcome(outcome)
