@@ -313,6 +313,11 @@ class DetectionSection(Section):
     page_score: float = key(
         1.3, "Score at which a deviation pages; 1.0 is the edge of normal.", "ratio", ge=1
     )
+    deviant_may: Literal["alert", "fence", "move"] = key(
+        "move",
+        "The most that a deviation does by itself, once it pages. alert: nothing more; fence and "
+        "move: only where three GPUs or more that can be compared do not deviate alike.",
+    )
     grid_s: AutoSeconds = key(None, "Width of a cell of the feature window. auto: 4 ticks.", "s")
     max_age_s: AutoSeconds = key(
         None, "Values older than this do not count. auto: as prometheus.window_s.", "s"

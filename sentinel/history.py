@@ -214,6 +214,7 @@ def settings_of(config: Config) -> Settings:
         settle_s=config.jobs.settle_s,
         page_score=detection.page_score,
         max_age_s=config.max_age_s(),
+        deviant_may=detection.deviant_may,
     )
 
 

@@ -237,7 +237,8 @@ class Frame:
 class Evidence:
     """One reason, in words and numbers. `contribution` sums to the score over density rows."""
 
-    # xid, ecc, remap, recovery, lost, density, throttle, hang, memory_full, nvlink, pcie_link
+    # xid, ecc, remap, recovery, lost, density, peers, throttle, hang, memory_full, nvlink,
+    # pcie_link
     kind: str
     metric: str
     text: str
@@ -264,6 +265,19 @@ class Verdict:
     withheld: str = ""  # why the budget tells it less loudly than that
 
 
+@dataclass(frozen=True, slots=True)
+class JobFinding:
+    """What is wrong with a job as a whole, where none of its GPUs stands out: nothing moves.
+    `rows` are the frame rows that show it, `since_s` when it began."""
+
+    mates: Mates
+    severity: Severity
+    pattern: str
+    evidence: Evidence
+    since_s: float
+    rows: tuple[int, ...]
+
+
 # The codes of `Judgement.kinds`, in this order.
 KINDS: Final = (Kind.NORMAL, Kind.DEVIANT, Kind.FAULT, Kind.LOST, Kind.UNKNOWN)
 NORMAL, DEVIANT, FAULT, LOST, UNKNOWN = range(5)
@@ -283,6 +297,7 @@ class Judgement:
     verdicts: tuple[Verdict, ...] = ()
     resets: frozenset[int] = frozenset()  # rows whose GPU was reset or rebooted this tick
     certified: bool = True  # False: too little is known for soft evidence to page anybody
+    jobs: tuple[JobFinding, ...] = ()  # for whoever makes subjects of them; no GPU's verdict
 
 
 @dataclass(frozen=True, slots=True)

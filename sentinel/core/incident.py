@@ -35,6 +35,7 @@ _EVIDENCE_MAX: Final = 12
 _SEVERITY_RANK: Final = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 # a fault names its cause, so it outranks a GPU that is merely gone
 _KIND_RANK: Final = {Kind.DEVIANT: 1, Kind.LOST: 2, Kind.FAULT: 3}
+_OF_A_MOMENT: Final = ("density", "peers")  # kinds of evidence that hold now or not at all
 _GPU_ALERTS: Final = {
     Kind.FAULT: "SentinelGpuFault",
     Kind.LOST: "SentinelGpuLost",
@@ -297,8 +298,8 @@ def _faded(incident: Incident, dt_s: float) -> float | None:
 
 
 def _refreshed(incident: Incident, verdict: Verdict) -> Incident:
-    """Newer reasons without newer claims. The density's are of one moment, the strongest."""
-    hard = tuple(e for e in verdict.evidence if e.kind != "density")
+    """Newer reasons without newer claims. Soft ones are of one moment, the strongest."""
+    hard = tuple(e for e in verdict.evidence if e.kind not in _OF_A_MOMENT)
     fresh = verdict.kind is Kind.DEVIANT and verdict.score >= 0.9 * incident.score
     if verdict.kind is not incident.kind or not fresh:
         return replace(incident, evidence=_joined(incident.evidence, hard))
@@ -338,9 +339,9 @@ def _source(evidence: Evidence) -> tuple[str, str, float | None]:
 
 
 def _headed(old: tuple[Evidence, ...], new: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """The new evidence first. The density's reasons are of one moment: they go together."""
+    """The new evidence first. Soft reasons are of one moment: they go together."""
     known = {_source(e) for e in new}
-    kept = tuple(e for e in old if e.kind != "density" and _source(e) not in known)
+    kept = tuple(e for e in old if e.kind not in _OF_A_MOMENT and _source(e) not in known)
     return (new + kept)[:_EVIDENCE_MAX]
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from sentinel.core.domain import (
 from sentinel.core.evidence import RANK, Finding, HardWatch
 from sentinel.core.features import FEATURES, INDEX, MEM_TEMP, TEMP, Features, Window
 from sentinel.core.patterns import Book
+from sentinel.core.peers import STRAGGLER, Peers, PeerWatch
+from sentinel.core.residuals import OTHERS
 from sentinel.core.score import Cohort, RowIndex, Scores, empty_scores, score_fleet
 from sentinel.core.symptoms import Symptoms
 
@@ -42,6 +44,7 @@ _ALIKE: Final = 0.5  # mates whose deviation is, in the median, this share of a 
 # throttling are the hardware's own word; corrected errors lose no data
 _SHARED: Final = np.array([INDEX[name] for name in ("power", "sm_clock", "mem_clock")])
 _OWN: Final = np.array([INDEX[name] for name in ("temp_excess", "mem_temp_excess", "throttled")])
+DeviantMay = Literal["alert", "fence", "move"]
 _CODE: Final = {
     Kind.DEVIANT: domain.DEVIANT,
     Kind.FAULT: domain.FAULT,
@@ -53,12 +56,13 @@ _CODE: Final = {
 class Settings:
     """How telemetry is judged. `page_score` is where a deviation pages instead of making a
     ticket; `settle_s` mutes soft evidence after a GPU's work changes; `max_age_s` is how old
-    a value may be and still count."""
+    a value may be and still count; `deviant_may` is the most that soft evidence does."""
 
     grid_s: float = 60.0
     settle_s: float = 300.0
     page_score: float = 1.3
     max_age_s: float = 60.0
+    deviant_may: DeviantMay = "move"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +88,7 @@ class Watch:
         self.hard = HardWatch()
         self.symptoms = Symptoms()
         self.rows = RowIndex()
+        self.peers = PeerWatch()
         self.features: Features | None = None
         self.scores: Scores | None = None
         self.book = catalog.patterns
@@ -120,10 +125,17 @@ class Watch:
         present = frame.presence == Presence.PRESENT
         outside = (scores.score > 1.0) & present
         kinds[outside & ~settled] = domain.UNKNOWN  # neither healthy nor evidence: time stands
+        peers = self.peers.look(frame, features, self.settings.settle_s)
         alike = _alike(frame, scores, np.flatnonzero(outside & settled))
         for row, shared in alike.items():
             soft = self._soft(frame, row, features, scores, bundle, shared)
-            verdicts[row] = limits.held(soft) if limits else soft
+            verdicts[row] = self._allowed(soft, shared, int(peers.comparable[row]))
+        for row in np.flatnonzero(peers.score > 1.0).tolist():
+            mine = self._peers(frame, row, peers, bundle)
+            known = verdicts.get(row)
+            verdicts[row] = _both(known, mine, self.book) if known else mine
+        if limits is not None:
+            verdicts = {row: limits.held(verdict) for row, verdict in verdicts.items()}
         by_row: dict[int, list[Finding]] = defaultdict(list)
         for finding in findings:
             by_row[finding.row].append(finding)
@@ -132,9 +144,43 @@ class Watch:
         for row, verdict in verdicts.items():
             kinds[row] = _CODE[verdict.kind]
         score = np.where(silent, np.nan, scores.score)
+        unlike = peers.score > 1.0
+        score[unlike] = np.fmax(score, peers.score)[unlike]
         ordered = tuple(verdicts[row] for row in sorted(verdicts))
         certified = limits is None or limits.certified
-        return Judgement(kinds, score, ordered, resets, certified)
+        return Judgement(kinds, score, ordered, resets, certified, peers.jobs)
+
+    def _peers(self, frame: Frame, row: int, peers: Peers, bundle: Bundle | None) -> Verdict:
+        """What the mates alone say of a GPU."""
+        score = float(peers.score[row])
+        page = bool(peers.acts[row]) and score >= self.settings.page_score
+        evidence = self.peers.explain(row, peers, frame.at_s)
+        shared = self.peers.alike(row, peers)
+        if shared:
+            evidence += (_shared_by(shared, "peers", frame.at_s),)
+        verdict = Verdict(
+            gpu=frame.gpus[row],
+            kind=Kind.DEVIANT,
+            severity=Severity.CRITICAL if page else Severity.WARNING,
+            pattern=self.book.name(evidence, STRAGGLER),
+            score=score,
+            evidence=evidence,
+            may_fence=page,
+            may_move=page,
+            bundle_id=bundle.id if bundle else "",
+        )
+        return self._allowed(verdict, shared, int(peers.comparable[row]))
+
+    def _allowed(self, soft: Verdict, shared: str, comparable: int) -> Verdict:
+        """Soft evidence acts only where the policy allows it and peers agree: three GPUs or
+        more that could be compared with it are there, and they do not deviate alike."""
+        agree = not shared and comparable >= OTHERS
+        may = self.settings.deviant_may
+        return replace(
+            soft,
+            may_fence=soft.may_fence and agree and may != "alert",
+            may_move=soft.may_move and agree and may == "move",
+        )
 
     def _soft(
         self,
@@ -155,8 +201,7 @@ class Watch:
         own = share[_OWN].sum() + (0.0 if alike else share[_SHARED].sum())
         page = bool(np.sqrt(score * own) >= self.settings.page_score)
         if alike:
-            text = f"{alike} deviate alike: more likely their work or a setting than this GPU"
-            evidence += (Evidence("density", "peers", text, at_s=frame.at_s),)
+            evidence += (_shared_by(alike, "density", frame.at_s),)
         return Verdict(
             gpu=frame.gpus[row],
             kind=Kind.DEVIANT,
@@ -168,6 +213,26 @@ class Watch:
             may_move=page,
             bundle_id=bundle.id if bundle else "",
         )
+
+
+def _shared_by(mates: str, kind: str, at_s: float) -> Evidence:
+    text = f"{mates} deviate alike: more likely their work or a setting than this GPU"
+    return Evidence(kind, "peers", text, at_s=at_s)
+
+
+def _both(density: Verdict, peers: Verdict, book: Book) -> Verdict:
+    """One deviation, seen by the baseline and by the mates: the stronger word, all reasons."""
+    evidence = density.evidence + tuple(replace(e, contribution=0.0) for e in peers.evidence)
+    page = Severity.CRITICAL in (density.severity, peers.severity)
+    return replace(
+        density,
+        severity=Severity.CRITICAL if page else density.severity,
+        pattern=book.name(evidence, peers.pattern),
+        score=max(density.score, peers.score),
+        evidence=evidence,
+        may_fence=density.may_fence or peers.may_fence,
+        may_move=density.may_move or peers.may_move,
+    )
 
 
 def _alike(frame: Frame, scores: Scores, rows: Ints) -> dict[int, str]:

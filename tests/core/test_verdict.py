@@ -126,8 +126,10 @@ def test_just_outside_makes_a_ticket_and_may_not_act():
     assert not verdict.may_move
 
 
-def test_without_a_baseline_only_hard_evidence_speaks():
-    assert judged(baseline=False, temp_c={3: 95.0}).verdicts == ()
+def test_without_a_baseline_hard_evidence_and_mates_speak():
+    assert judged(baseline=False, temp_c=dict.fromkeys(range(8), 71.0)).verdicts == ()
+    (verdict,) = judged(baseline=False, temp_c={3: 95.0}).verdicts
+    assert (verdict.gpu.uuid, verdict.evidence[0].kind) == ("GPU-3", "peers")
     (verdict,) = judged(baseline=False, ticks=1, xids=[(3, 79)]).verdicts
     assert verdict.kind is Kind.FAULT
     assert verdict.latch
