@@ -121,12 +121,29 @@ def doctor(config: Path, for_s: float, full: bool, json_output: bool) -> int:
 @click.option("--end", type=When(), default="now", show_default=True, help="Up to here.")
 @click.option("--patterns", "patterns_only", is_flag=True,
               help="Only fault patterns, from incidents; no Prometheus is asked.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Adopt it though it compares badly with the last one.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Write the report as a page with plots, too.",
+)
 @as_json
 def learn(
-    config: Path, start: float | None, end: float, patterns_only: bool, json_output: bool
-) -> None:
+    config: Path,
+    start: float | None,
+    end: float,
+    patterns_only: bool,
+    force: bool,
+    html: Path | None,
+    json_output: bool,
+) -> int:
     """Learn what is normal, and write a bundle that `run` reads; and what fails alike, from the
-    incidents that a daemon has written down."""
+    incidents that a daemon has written down.
+
+    A bundle that compares badly with the one in use is kept and not adopted: exit code 1, with
+    the reasons; --force adopts it.
+    """
     loaded = Config.load(config)
     from sentinel.relearn import relearn
 
@@ -139,7 +156,7 @@ def learn(
         found = {"incidents": 0, "novel": 0, "patterns": []}
     if patterns_only:
         print_json({"schema": 1, **found}) if json_output else display.show(display.relearnt(found))
-        return
+        return 0
     start_s = end - 3600.0 * loaded.learn.window_h if start is None else start
     _check_window(start_s, end, "--start", "--end")
     from sentinel import history
@@ -148,25 +165,21 @@ def learn(
     exclusions = history.read_exclusions(loaded, now_s=now_s)
     with _progress() as report:
         made = history.learn(
-            loaded, start_s, end, progress=report, exclusions=exclusions, now_s=now_s
+            loaded, start_s, end, progress=report, exclusions=exclusions, now_s=now_s, force=force
         )
-    told = {
-        "schema": 1,
-        "bundle_id": made.bundle.id,
-        "path": made.path,
-        "rows": made.rows,
-        "gpus": made.gpus,
-        "cohorts": made.cohorts,
-        "skipped": made.skipped,
-        "fault_patterns": found,
-    }
+    told = history.plain(made, loaded) | {"fault_patterns": found}
+    if html is not None:
+        from sentinel.learnpage import page
+
+        _write(html, page(told))
     if json_output:
         print_json(told)
-        return
-    display.show(display.learnt(made.cohorts, made.skipped))
-    display.show(display.bundle(told, made.bundle.grid_s))
-    if found["incidents"]:
-        display.show(display.relearnt(found))
+    else:
+        display.show(display.learnt(told))
+        display.show(display.bundle(told, made.bundle.grid_s))
+        if found["incidents"]:
+            display.show(display.relearnt(found))
+    return 1 if made.refused else 0
 
 
 @cli.command(short_help="Tell what would have alerted and moved.")
@@ -315,6 +328,13 @@ def example() -> None:
 def schema() -> None:
     """Print the JSON Schema of the configuration."""
     print_json(Config.model_json_schema())
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as err:
+        raise StateError(f"{path}: cannot be written ({err.strerror or err})") from err
 
 
 def _check_window(start_s: float, end_s: float, start: str, end: str) -> None:

@@ -58,7 +58,7 @@ from sentinel.edges.store import Store
 from sentinel.errors import ConfigError, DependencyError, SentinelError, StateError
 from sentinel.web.app import create_app
 from sentinel.web.server import Server
-from sentinel.web.snapshot import Refused, Snapshot, TickStats
+from sentinel.web.snapshot import Snapshot, TickStats
 
 log = logging.getLogger("sentinel")
 
@@ -87,7 +87,7 @@ class Daemon:
         self._control, self._committed = Control(), Control()
         self._applied: tuple[tuple[Command, ...], tuple[Outcome, ...]] = ((), ())
         self._bundle: Bundle | None = None
-        self._refused: Refused | None = None
+        self._refused: bundles.Refusal | None = None
         self._outbox = _outbox(config, self._store)
         self._alertmanagers = Alertmanagers(
             config.alertmanager_targets(), timeout_s=config.alertmanager.timeout_s
@@ -141,6 +141,10 @@ class Daemon:
         if found is not None and (self._bundle is None or found.id != self._bundle.id):
             log.info("baseline %s: %d GPU models", found.id, len(found.cohorts))
             self._bundle = found
+        before, self._refused = self._refused, bundles.newest_refusal(folder)
+        if self._refused is not None and self._refused != before:
+            why = "; ".join(self._refused.reasons)
+            log.warning("bundle %s not adopted: %s", self._refused.id, why)
 
     def close(self) -> None:
         if self._learner is not None:
@@ -325,8 +329,10 @@ class Daemon:
         log.info("learning started", extra={"pid": self._learner.pid})
 
     def learn_first(self) -> None:
-        """Without a baseline there are only hard evidence and patience: try again soon."""
-        if self._bundle is None:
+        """Without a baseline there are only hard evidence and patience: try again soon. One of
+        a few minutes is learnt anew whenever there is half as much history again."""
+        tried_s = self._refused.learnt_to_s if self._refused else 0.0
+        if history.soon_again(self.config, self._bundle, self._clock(), tried_s=tried_s):
             self.learn()
 
     def _reap_learner(self) -> None:
@@ -341,7 +347,7 @@ class Daemon:
         _, err = child.communicate()
         self._learner = None
         self._take_patterns()
-        if child.returncode == 0:
+        if child.returncode in (0, 1):  # 1: it was refused, and says so itself
             self._load_bundle()
         else:
             tail = err.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
@@ -377,6 +383,7 @@ class Daemon:
             self._control = housekeep(self._control, self._clock())
             self._store.prune(self._clock())
             bundles.prune(history.bundle_dir(self.config), keep=10)
+            self._load_bundle()  # one that was learnt by hand counts without a restart
         except (SentinelError, OSError) as err:
             self._once.error("housekeep", f"housekeeping failed: {err}")
 

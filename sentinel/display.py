@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ STYLES: Final = {
 }
 
 _LITTLE_MIN: Final = 60.0
+_REGIMES: Final = 6  # of one GPU model; the rest in --json and --html
 
 
 def status(answer: dict[str, Any]) -> RenderableType:
@@ -216,13 +216,70 @@ def _lasted(seconds: float | None) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds / 60:.0f} min"
 
 
-def learnt(cohorts: Iterable[dict[str, Any]], skipped: Iterable[str]) -> RenderableType:
-    rows = list(cohorts)
-    names = [n for n in (rows[0] if rows else {}) if not isinstance(rows[0][n], (dict, list))]
-    table = _table(*names)
-    for row in rows:
-        table.add_row(*(_number(row.get(name)) for name in names))
-    return Group(table, *(Text(f"left out: {text}", "yellow") for text in skipped))
+def learnt(told: dict[str, Any]) -> RenderableType:
+    """The report of `sentinel learn`: quality and regimes of each GPU model, and the budget."""
+    quality = _table(
+        "model", "GPUs", "rows", "clusters", "noise", "silhouette", "C-H", "D-B", "edge", "stable"
+    )
+    regimes = _table("model", "regime", "time", "GPU use", "power", "temperature", "SM clock")
+    lacks = []
+    for c in told["cohorts"]:
+        stable = c.get("stability") or {}
+        quality.add_row(
+            c["model"] or "(no model label)",
+            str(c["gpus"]),
+            str(c["rows"]),
+            str(c["clusters"]),
+            f"{c['noise_share']:.1%}",
+            _number(c.get("silhouette")),
+            _number(c.get("calinski_harabasz")),
+            _number(c.get("davies_bouldin")),
+            _number(c.get("radius")),
+            _number(stable.get("stay")),
+        )
+        for r in c.get("regimes", ())[:_REGIMES]:
+            regimes.add_row(
+                c["model"],
+                r["name"],
+                f"{r['share']:.1%}",
+                *(_typical(r, name) for name in ("gpu_util", "power", "gpu_temp", "sm_clock")),
+            )
+        more = len(c.get("regimes", ())) - _REGIMES
+        if more > 0:
+            regimes.add_row(c["model"], Text(f"and {more} smaller", "dim"), *[""] * 5)
+        if c.get("lacks"):
+            lacks.append(f"{c['model']} has no {', '.join(c['lacks'])}: nothing is judged by them")
+    left = [Text(f"left out: {text}", "yellow") for text in told["skipped"]]
+    lines = [Text(text, "dim") for text in lacks]
+    return Group(quality, Text(), regimes, *lines, *left, *_calibration(told))
+
+
+def _typical(regime: dict[str, Any], name: str) -> str:
+    """Low to high of one value in its unit."""
+    one = regime["typical"].get(name)
+    if one is None:
+        return ""
+    if name == "gpu_util":
+        return f"{one['low']:.0%} to {one['high']:.0%}"
+    return f"{one['low']:.0f} to {one['high']:.0f} {one['unit']}"
+
+
+def _calibration(told: dict[str, Any]) -> list[Text]:
+    known, budget = told["calibration"], told["budget"]
+    scores = (
+        f"a ticket from a score of {known['ticket_score']:.2f} "
+        f"({budget['tickets_per_week']:g} a week), a page from {known['page_score']:.2f} "
+        f"({budget['pages_per_week']:g} a week)"
+    )
+    rests = f"{known['gpu_days']:.3g} GPU-days of held-out normal time"
+    lines = [Text(), Text(f"calibration: {scores}; from {rests}")]
+    if not known["certified"]:
+        lines.append(Text(f"not certified: {known['why']}; soft evidence makes tickets", "yellow"))
+    if told["refused"]:
+        lines.append(Text("NOT ADOPTED, the last bundle stays in use:", "bold red"))
+        lines += [Text(f"  {reason}", "red") for reason in told["refused"]]
+        lines.append(Text("look at what was learnt from, or adopt it with --force", "dim"))
+    return lines
 
 
 def bundle(made: dict[str, Any], grid_s: float) -> RenderableType:
@@ -235,7 +292,9 @@ def bundle(made: dict[str, Any], grid_s: float) -> RenderableType:
     if minutes < _LITTLE_MIN:
         hint = f"that is {minutes:.0f} min of a GPU: learn again when there is a day to learn from"
         lines.append(Text(hint, "yellow"))
-    rest = "a daemon reads it when it starts, or after it has next learnt by itself"
+    rest = "a running daemon takes it up within ten minutes"
+    if made.get("refused"):
+        rest = "it is kept beside the others for you to look at"
     return Group(*lines, Text(rest, "dim"))
 
 

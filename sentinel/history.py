@@ -17,6 +17,7 @@ import numpy as np
 
 from sentinel.config import Config
 from sentinel.core.budget import Calibration
+from sentinel.core.domain import to_plain
 from sentinel.core.features import CELLS
 from sentinel.core.frame import Telemetry
 from sentinel.core.score import Cohort
@@ -37,10 +38,13 @@ from sentinel.gather import (
 )
 
 if TYPE_CHECKING:
+    from sentinel.learn.adopt import Comparison
     from sentinel.learn.calibrate import Series
+    from sentinel.learn.cohort import Rows as CohortRows
 
 __all__ = ["Exclusion", "frames", "learn", "ticks_between"]
 
+_MORE: Final = 1.5  # a short baseline is learnt anew with so many times its history
 MIN_ROWS: Final = 20  # of one GPU model; fewer teach nothing
 
 Progress = Callable[[float, str], None]  # share done in 0..1, what is being done
@@ -48,7 +52,8 @@ Progress = Callable[[float, str], None]  # share done in 0..1, what is being don
 
 @dataclass(frozen=True, slots=True)
 class LearnReport:
-    """What was learnt. `cohorts` is one row per GPU model, `skipped` says what was not."""
+    """What was learnt. `cohorts` is one row per GPU model, `skipped` says what was not; the
+    bundle was not adopted where `refused` has reasons. `comparison` is with the last one."""
 
     bundle: Bundle
     path: str
@@ -56,6 +61,8 @@ class LearnReport:
     gpus: int
     cohorts: list[dict[str, Any]]
     skipped: list[str]
+    refused: tuple[str, ...] = ()
+    comparison: dict[str, Any] | None = None
 
 
 def learn(
@@ -67,57 +74,144 @@ def learn(
     prometheus: Prometheus | None = None,
     exclusions: Sequence[Exclusion] = (),
     save: bool = True,
+    force: bool = False,
     now_s: float | None = None,
 ) -> LearnReport:
-    """Learns a bundle from (start_s, end_s]. Raises DependencyError when Prometheus cannot be
-    read or has nothing to learn from, StateError when the bundle cannot be written."""
+    """Learns a bundle from (start_s, end_s], and with `save` compares it with the one in use:
+    it is kept in any case, and marked as refused where it compares badly, unless `force`.
+
+    Raises DependencyError when Prometheus cannot be read or has nothing to learn from,
+    StateError when the bundle cannot be written."""
+    from sentinel.learn import cohort as cohorts_  # not before: it loads scikit-learn
+    from sentinel.learn.evaluate import describe
+
     source = prometheus or connect(config)
     settings = settings_of(config)
     gathered = _gather(config, source, settings, start_s, end_s, progress, exclusions)
-    gpus = gathered.gpus
+    last = _last(config, settings) if save else None
+    deviant_for_s, span_s = config.policy().times.deviant_for_s, end_s - start_s
+    rows = {model: _rows(model, own) for model, own in gathered.rows.items()}
     cohorts: dict[str, Cohort] = {}
     report: list[dict[str, Any]] = []
     skipped: list[str] = []
     series: list[Series] = []
-    for done, (model, rows) in enumerate(gathered.rows.items()):
+    for done, (model, own) in enumerate(rows.items()):
         name = model or "(no model label)"
-        progress(0.9 + 0.1 * done / len(gathered.rows), f"clustering {name}")
-        count = len(rows.values)
-        if count < MIN_ROWS:
+        progress(0.9 + 0.1 * done / len(rows), f"clustering {name}")
+        if len(own) < MIN_ROWS:
             skipped.append(
-                f"{name}: only {count} usable moments of its GPUs, {MIN_ROWS} are needed; wait"
+                f"{name}: only {len(own)} usable moments of its GPUs, {MIN_ROWS} are needed; wait"
             )
             continue
-        cohort, evaluation, held = _fit(model, rows, config, len(series), end_s - start_s)
-        cohorts[model] = cohort
-        series += held
-        report.append({"model": model, "gpus": len(rows.uuids), "rows": count, **evaluation})
+        learnt, evaluation = cohorts_.fit(own, deviant_for_s=deviant_for_s, span_s=span_s)
+        held = cohorts_.held_out(
+            own, deviant_for_s=deviant_for_s, span_s=span_s, number=len(series)
+        )
+        series += [held] if held is not None else []
+        cohorts[model] = learnt
+        before = last.cohorts.get(model) if last is not None else None
+        evaluation |= describe(learnt, own, before)
+        report.append({"model": model, "gpus": len(own.uuids), "rows": len(own), **evaluation})
     if not cohorts:
-        why = "; ".join(skipped) or (
-            f"{gpus} GPUs reported, none for long enough at one work (jobs.settle_s); wait, or "
-            "start `sentinel run`, which learns by itself"
-            if gpus
-            else "no GPU reported in it. Check prometheus.selector and Prometheus's retention, or "
-            "give another window"
-        )
         raise DependencyError(
-            f"nothing to learn between {_when(start_s)} and {_when(end_s)}: {why}"
+            f"nothing to learn between {_when(start_s)} and {_when(end_s)}: "
+            f"{_why_nothing(skipped, gathered.gpus)}"
         )
+    seen_s = max(float(np.ptp(own.at_s)) for own in rows.values())
     made = Bundle(
         bundles.bundle_id(cohorts, end_s),
         cohorts,
         settings.grid_s,
         start_s,
         end_s,
-        {"cohorts": report, "skipped": skipped},
-        _calibrate(series, gpus, config),
+        {"cohorts": report, "skipped": skipped, "span_s": seen_s},
+        _calibrate(series, gathered.gpus, config),
     )
-    path = ""
+    comparison = _compare(made, last, rows)
+    path, refused = "", () if force or comparison is None else comparison.reasons
     if save:
         created_s = end_s if now_s is None else now_s
-        path = str(bundles.save(bundle_dir(config), made, created_s=created_s))
+        saved = bundles.save(bundle_dir(config), made, created_s=created_s, refused=refused)
+        path = str(saved)
     progress(1.0, "done")
-    return LearnReport(made, path, sum(r["rows"] for r in report), gpus, report, skipped)
+    return LearnReport(
+        made,
+        path,
+        sum(r["rows"] for r in report),
+        gathered.gpus,
+        report,
+        skipped,
+        refused,
+        comparison.plain() if comparison is not None else None,
+    )
+
+
+def plain(made: LearnReport, config: Config) -> dict[str, Any]:
+    """The report of `sentinel learn` as JSON has it."""
+    budget = config.policy().budget
+    return {
+        "schema": 1,
+        "bundle_id": made.bundle.id,
+        "path": made.path,
+        "adopted": not made.refused,
+        "refused": list(made.refused),
+        "learnt_from": _when(made.bundle.learnt_from_s),
+        "learnt_to": _when(made.bundle.learnt_to_s),
+        "rows": made.rows,
+        "gpus": made.gpus,
+        "cohorts": made.cohorts,
+        "skipped": made.skipped,
+        "calibration": to_plain(made.bundle.calibration),
+        "budget": to_plain(budget),
+        "comparison": made.comparison,
+    }
+
+
+def _why_nothing(skipped: list[str], gpus: int) -> str:
+    if skipped:
+        return "; ".join(skipped)
+    if gpus:
+        return (
+            f"{gpus} GPUs reported, none for long enough at one work (jobs.settle_s); wait, or "
+            "start `sentinel run`, which learns by itself"
+        )
+    return (
+        "no GPU reported in it. Check prometheus.selector and Prometheus's retention, or "
+        "give another window"
+    )
+
+
+def _rows(model: str, own: Rows) -> CohortRows:
+    from sentinel.learn.cohort import Rows as CohortRows
+
+    return CohortRows(
+        model,
+        own.values.astype(np.float64),
+        own.power_w.astype(np.float64),
+        own.at_s,
+        own.gpu,
+        own.work,
+        own.uuids,
+        own.nodes,
+        own.step_s,
+    )
+
+
+def _last(config: Config, settings: Settings) -> Bundle | None:
+    """The bundle in use, which a new one is compared with."""
+    return bundles.load_newest(bundle_dir(config), grid_s=settings.grid_s)[0]
+
+
+def _compare(made: Bundle, last: Bundle | None, rows: dict[str, CohortRows]) -> Comparison | None:
+    from sentinel.learn.adopt import compare
+
+    if last is None or last.id == made.id:
+        return None
+    had: dict[str, dict[str, float]] = {}
+    told = last.evaluation.get("cohorts")
+    for one in told if isinstance(told, list) else ():
+        had[one["model"]] = one.get("coverage", {})
+    return compare(made, last, rows, had)
 
 
 def _gather(
@@ -142,30 +236,6 @@ def _gather(
         exclusions=exclusions,
         progress=lambda share, gpus: progress(0.9 * share, f"reading history of {gpus} GPUs"),
     )
-
-
-def _fit(
-    model: str, gathered: Rows, config: Config, number: int, span_s: float
-) -> tuple[Cohort, dict[str, Any], list[Series]]:
-    """The baseline of one GPU model, its evaluation, and the scores of its held-out time."""
-    # here, since the daemon imports this module and must not load scikit-learn
-    from sentinel.learn import cohort
-
-    rows = cohort.Rows(
-        model,
-        gathered.values.astype(np.float64),
-        gathered.power_w.astype(np.float64),
-        gathered.at_s,
-        gathered.gpu,
-        gathered.work,
-        gathered.uuids,
-        gathered.nodes,
-        gathered.step_s,
-    )
-    deviant_for_s = config.policy().times.deviant_for_s
-    learnt, evaluation = cohort.fit(rows, deviant_for_s=deviant_for_s, span_s=span_s)
-    held = cohort.held_out(rows, deviant_for_s=deviant_for_s, span_s=span_s, number=number)
-    return learnt, evaluation, [held] if held is not None else []
 
 
 def _calibrate(series: Sequence[Series], gpus: int, config: Config) -> Calibration:
@@ -216,6 +286,21 @@ def settings_of(config: Config) -> Settings:
         max_age_s=config.max_age_s(),
         deviant_may=detection.deviant_may,
     )
+
+
+def soon_again(
+    config: Config, bundle: Bundle | None, now_s: float, *, tried_s: float = 0.0
+) -> bool:
+    """Whether to learn before `learn.every_h` is over: there is no baseline yet, or it rests on
+    little and half as much history again has come since, or since the last try (`tried_s`)."""
+    if bundle is None:
+        return True
+    told = bundle.evaluation.get("span_s")
+    if not isinstance(told, float):
+        return False
+    enough_s = 3600.0 * min(config.learn.every_h, config.learn.window_h)
+    has_s = told + max(0.0, now_s - max(bundle.learnt_to_s, tried_s))
+    return told < 0.9 * enough_s and has_s >= _MORE * told
 
 
 def warm_up_s(settings: Settings) -> float:

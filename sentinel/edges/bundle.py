@@ -13,7 +13,8 @@ import json
 import os
 import tempfile
 import zipfile
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,9 +32,19 @@ _DENSITY: Final = ("cores", "clusters", "scale")
 _THERMAL: Final = tuple(f.name for f in fields(Thermal) if f.name != "uuids")
 
 
-def save(folder: Path, bundle: Bundle, *, created_s: float) -> Path:
-    """Writes a bundle and returns its .json. Raises StateError when the folder is not
-    writable; a half-written bundle is never visible."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A bundle that was learnt and compared badly with the one in use then."""
+
+    id: str
+    learnt_to_s: float
+    reasons: tuple[str, ...]
+
+
+def save(folder: Path, bundle: Bundle, *, created_s: float, refused: Sequence[str] = ()) -> Path:
+    """Writes a bundle and returns its .json; with the reasons why it is `refused`, it is kept
+    and never loaded by itself. Raises StateError when the folder is not writable; a
+    half-written bundle is never visible."""
     arrays: dict[str, Any] = {}
     cohorts = []
     for i, (model, cohort) in enumerate(sorted(bundle.cohorts.items())):
@@ -61,6 +72,7 @@ def save(folder: Path, bundle: Bundle, *, created_s: float) -> Path:
         "learnt_to_s": bundle.learnt_to_s,
         "grid_s": bundle.grid_s,
         "features": list(NAMES),
+        "refused": list(refused),
         "cohorts": cohorts,
         "evaluation": bundle.evaluation,
         "calibration": to_plain(bundle.calibration),
@@ -119,15 +131,12 @@ def load(path: Path) -> Bundle:
 
 def load_newest(folder: Path, *, grid_s: float | None = None) -> tuple[Bundle | None, list[str]]:
     """The newest bundle that reads well, and what was wrong with newer ones. A bundle whose
-    grid is not `grid_s` does not fit and is passed over, with its reason."""
+    grid is not `grid_s` does not fit and is passed over, with its reason; one that was refused
+    when it was learnt is passed over without a word."""
     problems: list[str] = []
-    stamped = []
-    for path in folder.glob("*.json") if folder.is_dir() else ():
-        try:
-            stamped.append((path.stat().st_mtime, path))
-        except OSError as err:
-            problems.append(f"{path}: {err.strerror or err}")
-    for _, path in sorted(stamped, reverse=True):
+    for path in _newest_first(folder, problems):
+        if refusal(path) is not None:
+            continue
         try:
             bundle = load(path)
         except StateError as err:
@@ -143,10 +152,42 @@ def load_newest(folder: Path, *, grid_s: float | None = None) -> tuple[Bundle | 
     return None, problems
 
 
+def refusal(path: Path) -> Refusal | None:
+    """Why the bundle of this .json is not to be used; None where it may be, or cannot be read."""
+    try:
+        text = json.loads(path.read_bytes())
+        if not text.get("refused"):
+            return None
+        reasons = tuple(str(reason) for reason in text["refused"])
+        return Refusal(str(text["id"]), float(text["learnt_to_s"]), reasons)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def newest_refusal(folder: Path) -> Refusal | None:
+    """The newest bundle, if that was refused."""
+    for path in _newest_first(folder, []):
+        return refusal(path)
+    return None
+
+
+def _newest_first(folder: Path, problems: list[str]) -> list[Path]:
+    stamped = []
+    for path in folder.glob("*.json") if folder.is_dir() else ():
+        try:
+            stamped.append((path.stat().st_mtime, path))
+        except OSError as err:
+            problems.append(f"{path}: {err.strerror or err}")
+    return [path for _, path in sorted(stamped, reverse=True)]
+
+
 def prune(folder: Path, *, keep: int) -> None:
-    """Deletes all but the newest `keep` bundles; what cannot be deleted stays."""
-    stamped = sorted(folder.glob("*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
-    for path in stamped[keep:]:
+    """Deletes all but the newest `keep` bundles and the newest `keep` refused ones: however
+    many are refused, the one in use stays. What cannot be deleted stays too."""
+    ordered = _newest_first(folder, [])
+    refused = [path for path in ordered if refusal(path) is not None]
+    adopted = [path for path in ordered if path not in refused]
+    for path in (*adopted[keep:], *refused[keep:]):
         path.unlink(missing_ok=True)
         path.with_suffix(".npz").unlink(missing_ok=True)
 

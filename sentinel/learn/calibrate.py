@@ -33,7 +33,9 @@ from sentinel.core.domain import Bools, Floats, Ints
 from sentinel.core.policy import Budget
 
 _ENOUGH: Final = 30  # incidents that a tail is fitted to, if there are levels that have so many
-_FEWEST: Final = 10  # with fewer the shape of the tail is anybody's guess
+_FEWEST: Final = 3  # with fewer the time was too short, or there was no load in it
+# what is believed of a tail before any incident is seen: a tenth of the edge, as three would say
+_PRIOR_MEAN, _PRIOR_N = 0.1, 3
 _HEAVIEST: Final = 0.5  # a Pareto shape from here on has no variance: nothing can be promised
 _LEVELS: Final = (0.50, 0.70, 0.80, 0.90, 0.95, 0.98, 0.99, 0.995, 0.998)  # shares of the time
 _TABLE: Final = tuple(round(0.05 * i, 2) for i in range(10, 101))  # 0.5 to 5.0
@@ -267,10 +269,11 @@ def fit_tail(found: Heights) -> Tail:
     exponential as far as the few incidents leave it open (variance 4/(3 n) there)."""
     over = np.sort(found.score - found.level)
     n = len(over)
-    mean = max(float(over.mean()), 1e-3)  # scores that never differ still have some width
     place = (np.arange(1, n + 1) - 0.35) / n
-    spread = mean - 2.0 * float(((1.0 - place) * over).mean())
-    raw = 2.0 - mean / spread if spread > 0.0 else 1.0
+    first, second = float(over.mean()), float(((1.0 - place) * over).mean())
+    spread = first - 2.0 * second
+    raw = 2.0 - first / spread if spread > 0.0 else 0.0
+    mean = (n * first + _PRIOR_N * _PRIOR_MEAN) / (n + _PRIOR_N)
     prior = _SHAPE_SD**2
     shape = min(raw, _HEAVIEST) * prior / (prior + 4.0 / (3.0 * n))
     return Tail(found.level, mean, shape, raw, n)

@@ -83,8 +83,9 @@ def fit(rows: Rows, *, deviant_for_s: float, span_s: float) -> tuple[Cohort, dic
     return Cohort(rows.model, estimator.density_, thermal, len(rows)), dict(estimator.evaluation_)
 
 
-def score_history(cohort: Cohort, rows: Rows) -> tuple[Floats, Bools]:
-    """(score [n], novel [n]) of past rows, as a tick of that moment would have scored them."""
+def prepared(cohort: Cohort, rows: Rows) -> tuple[Floats, Floats]:
+    """(values [n, f], share of each deviation that counts [n, f]) as a tick of that moment would
+    have handed them to the density: temperatures as excess, what a host shares taken off."""
     where = {uuid: i for i, uuid in enumerate(cohort.thermal.uuids)}
     place = np.array([where.get(uuid, -1) for uuid in rows.uuids], dtype=np.int64)
     node = _node_codes(rows)
@@ -96,7 +97,12 @@ def score_history(cohort: Cohort, rows: Rows) -> tuple[Floats, Bools]:
     values = rows.values.copy()
     values[:, [TEMP, MEM_TEMP]] = np.maximum(excess - shift, 0.0)
     asleep(cohort.density, values)
-    score, novel, _, _ = score_rows(cohort.density, values, excuses(cohort.density, values))
+    return values, excuses(cohort.density, values)
+
+
+def score_history(cohort: Cohort, rows: Rows) -> tuple[Floats, Bools]:
+    """(score [n], novel [n]) of past rows, as a tick of that moment would have scored them."""
+    score, novel, _, _ = score_rows(cohort.density, *prepared(cohort, rows))
     return score, novel
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from sentinel.core.budget import UNCALIBRATED, Calibration, Thresholds
 from sentinel.core.domain import Control, FaultPattern, Frame, Judgement, Mode
+from sentinel.edges.bundle import Refusal
 
 DURATION_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _OVERDUE_TICKS: Final = 4.0
@@ -57,15 +58,6 @@ class TickStats:
         return age_s if age_s > max(_OVERDUE_MIN_S, _OVERDUE_TICKS * self.interval_s) else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A bundle that was learnt and compared badly with the one in use."""
-
-    id: str
-    learnt_to_s: float
-    reasons: tuple[str, ...]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     at_s: float
@@ -82,8 +74,8 @@ class Snapshot:
     rejected: Mapping[str, int] = field(default_factory=dict)
     calibration: Calibration = UNCALIBRATED
     limits: Thresholds | None = None  # what the budget asks of soft evidence now
-    refused: Refused | None = None  # a newer bundle that was learnt and not adopted
     patterns: Mapping[str, FaultPattern] = field(default_factory=dict)
+    refused: Refusal | None = None  # a newer bundle that was learnt and not adopted
 
     def reasons(self, now_s: float) -> tuple[str, ...]:
         """Why the daemon is not to be relied on; empty when it is."""

@@ -15,9 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from sentinel.core.budget import thresholds
 from sentinel.core.domain import Coverage
 from sentinel.core.policy import Budget
+from sentinel.edges.bundle import Refusal
 from sentinel.lab.servers import binaries
 from sentinel.web import metrics
-from sentinel.web.snapshot import DURATION_BUCKETS_S, Refused, TickStats
+from sentinel.web.snapshot import DURATION_BUCKETS_S, TickStats
 from tests.web.moment import FRAME, NOW_S, Face, moment
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +72,7 @@ def test_the_budget_is_told_by_loudness(client: httpx.Client, face: Face) -> Non
     assert value(now, "budget_alerts_per_week", severity="warning") == 20
     told = {s: value(now, "budget_spent", severity=s) for s in ("critical", "warning", "info")}
     assert told == {"critical": 1, "warning": 0, "info": 1}
-    face.now = moment(limits=thresholds({}, None, Budget(), NOW_S), refused=Refused("b-2", 1.0, ()))
+    face.now = moment(limits=thresholds({}, None, Budget(), NOW_S), refused=Refusal("b-2", 1.0, ()))
     now = scrape(client)
     assert value(now, "budget_certified") == 0
     assert value(now, "budget_score", severity="critical") == np.inf
