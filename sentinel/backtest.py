@@ -16,6 +16,7 @@ from sentinel import history
 from sentinel.config import Config
 from sentinel.core import domain
 from sentinel.core.alert import alertname
+from sentinel.core.budget import WEEK_S, Line, Thresholds, thresholds
 from sentinel.core.domain import (
     ActionKind,
     Choice,
@@ -25,6 +26,7 @@ from sentinel.core.domain import (
     Decision,
     Incident,
     IncidentPhase,
+    Kind,
     MigrationPhase,
     Mode,
     Outcome,
@@ -61,12 +63,15 @@ class _Replay:
         self.outcomes: tuple[Outcome, ...] = ()
         self.incidents: dict[str, Incident] = {}
         self.decisions: dict[str, list[Decision]] = {}
+        self.highest: dict[str, float] = {}  # score that a page and a ticket needed at most
+        self.budget_s = 0.0
         self.gpu_s = 0.0
         self.blind_gpu_s = 0.0
 
     def tick(self, frame: domain.Frame, dt_s: float) -> None:
         inputs = Inputs(frame, self.outcomes, self._releases(frame.at_s), self.policy, self.models)
         done = step(self.control, self.watch, self.bundle, inputs, frame.at_s)
+        self.budget_s += dt_s
         self.gpu_s += dt_s * float(np.count_nonzero(frame.presence == Presence.PRESENT))
         unknown = (done.judgement.kinds == domain.UNKNOWN) & np.isfinite(frame.last_seen_s)
         self.blind_gpu_s += dt_s * float(np.count_nonzero(unknown))
@@ -76,6 +81,14 @@ class _Replay:
         self.incidents.update(
             (i.id, i) for i in self.control.incidents.values() if i.confirmed_at_s is not None
         )
+
+    def limits(self, now_s: float) -> Thresholds:
+        """What the budget asks of soft evidence now."""
+        known = self.bundle.calibration if self.bundle else None
+        found = thresholds(self.control.peaks, known, self.policy.budget, now_s)
+        for one in (found.page, found.ticket):
+            self.highest[one.word] = max(self.highest.get(one.word, 0.0), one.now)
+        return found
 
     def _releases(self, at_s: float) -> tuple[Command, ...]:
         """The assumed operator: gives a node back once everything on it has looked well for as
@@ -174,6 +187,7 @@ def backtest(
         replay.tick(frame, step_s)
         if place % 64 == 0:
             replay.control = housekeep(replay.control, frame.at_s)
+            replay.limits(frame.at_s)
             share = base + (1.0 - base) * place / len(ticks)
             progress(share, f"replaying {_rfc3339(frame.at_s)}")
     progress(1.0, "done")
@@ -191,8 +205,46 @@ def _report(replay: _Replay, start_s: float, end_s: float, step_s: float) -> dic
             "gpu_days": replay.gpu_s / 86_400.0,
             "blind_gpu_days": replay.blind_gpu_s / 86_400.0,
         },
+        "budget": _budget(replay, end_s),
         "incidents": [row for row in rows if row["alertname"]],
         "written_down": [row for row in rows if not row["alertname"]],
+    }
+
+
+def _budget(replay: _Replay, end_s: float) -> dict[str, Any]:
+    """What the weekly budget did: the scores that it asked for at the end, the highest that it
+    asked for on the way, and every incident that it kept from being told as loudly as earned."""
+    limits = replay.limits(end_s)
+    weeks = replay.budget_s / WEEK_S
+    held = [i for i in replay.incidents.values() if i.withheld]
+    told = [i for i in replay.incidents.values() if i.kind is Kind.DEVIANT]
+
+    def line(one: Line, severity: Severity, passes: bool) -> dict[str, Any]:
+        return {
+            "per_week": one.per_week,
+            "told": sum(i.worst is severity for i in told),
+            "allowed": one.per_week * weeks,
+            "score": round(one.now, 3) if passes else None,
+            "calibrated": round(one.floor, 3),
+            "highest": round(replay.highest.get(one.word, one.floor), 3),
+        }
+
+    return {
+        "certified": limits.certified,
+        "why": limits.why,
+        "gpu_days": replay.bundle.calibration.gpu_days if replay.bundle else 0.0,
+        "pages": line(limits.page, Severity.CRITICAL, limits.certified),
+        "tickets": line(limits.ticket, Severity.WARNING, True),
+        "held_back": [
+            {
+                "id": i.id,
+                "confirmed_at": _rfc3339(i.confirmed_at_s),
+                "score": round(i.score, 3),
+                "severity": i.worst.value,
+                "reason": i.withheld,
+            }
+            for i in sorted(held, key=lambda i: (i.confirmed_at_s or 0.0, i.id))
+        ],
     }
 
 

@@ -314,7 +314,29 @@ def backtest(report: dict[str, Any]) -> RenderableType:
     if not days:
         hint = "no GPU reported in this time: check prometheus.selector and --start"
         lines.append(Text(hint, "yellow"))
+    if report.get("budget"):
+        lines += _spent(report["budget"])
     return Group(table, *lines) if count else Group(*lines)
+
+
+def _spent(budget: dict[str, Any]) -> list[Text]:
+    """What the weekly budget let through and held back."""
+    lines = []
+    for word in ("pages", "tickets"):
+        one = budget[word]
+        text = f"{one['told']} {word} by soft evidence, {one['allowed']:.3g} are in the budget"
+        if one["score"] is None:
+            lines.append(Text(f"{text}: none may pass, {budget['why']}", "yellow"))
+            continue
+        if one["highest"] > one["calibrated"]:
+            text += f"; the score needed rose from {one['calibrated']:.2f} to {one['highest']:.2f}"
+        lines.append(Text(text))
+    count = len(budget["held_back"])
+    if count:
+        noun = "incident" if count == 1 else "incidents"
+        text = f"{count} {noun} told less loudly than earned, such as: "
+        lines.append(Text(text + budget["held_back"][0]["reason"], "dim"))
+    return lines
 
 
 def _not_moved(incident: dict[str, Any]) -> str:
