@@ -154,7 +154,8 @@ def backtest(
     prometheus: Prometheus | None = None,
 ) -> dict[str, Any]:
     """Replays (start_s, end_s] and reports every confirmed incident, with its decisions:
-    those that alert under `incidents`, those of severity info under `written_down`.
+    those that alert under `incidents`, those of severity info under `written_down`. A GPU that
+    a node's alert speaks for stands under `incidents` without an alert of its own.
 
     Learns first from (learn_start_s, learn_end_s] when given, without saving anything;
     otherwise the newest bundle of state.dir is used, or hard evidence alone if there is none.
@@ -206,8 +207,8 @@ def _report(replay: _Replay, start_s: float, end_s: float, step_s: float) -> dic
             "blind_gpu_days": replay.blind_gpu_s / 86_400.0,
         },
         "budget": _budget(replay, end_s),
-        "incidents": [row for row in rows if row["alertname"]],
-        "written_down": [row for row in rows if not row["alertname"]],
+        "incidents": [row for row in rows if row["alertname"] or row["part_of"]],
+        "written_down": [row for row in rows if not (row["alertname"] or row["part_of"])],
     }
 
 
@@ -250,11 +251,13 @@ def _budget(replay: _Replay, end_s: float) -> dict[str, Any]:
 
 def _row(incident: Incident, decisions: list[Decision]) -> dict[str, Any]:
     acts = (Choice.FENCE, Choice.MOVE)
-    alerts = incident.worst is not Severity.INFO
+    alerts = incident.worst is not Severity.INFO and not incident.part_of
     return {
         "id": incident.id,
         "subject": {"kind": incident.subject.kind.value, "id": incident.subject.id},
         "gpu_uuid": incident.gpu_uuid if incident.subject.kind is SubjectKind.GPU else None,
+        "part_of": incident.part_of or None,
+        "members": [to_plain(m) for m in incident.members],
         "host": incident.node,
         "started_at": _rfc3339(incident.opened_at_s),
         "confirmed_at": _rfc3339(incident.confirmed_at_s),

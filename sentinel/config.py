@@ -219,6 +219,8 @@ class Config(Section):
             group_from=self.jobs.group_from,
             role_from=self.jobs.role_from,
             service_from=self.jobs.service_from,
+            rack_from=self.naming.rack_from,
+            rack_pattern=self.naming.rack_pattern,
         )
 
     def catalog(self) -> Catalog:

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from sentinel.core.identity import JOB_FROM, NODE_FROM, REPLICA_FROM, TENANT_FROM
+from sentinel.core.identity import JOB_FROM, NODE_FROM, RACK_FROM, REPLICA_FROM, TENANT_FROM
 from sentinel.core.jobs import GROUP_FROM, ROLE_FROM, SERVICE_FROM
 from sentinel.core.policy import Limits, Policy
 
@@ -265,6 +265,16 @@ class IdentitySection(Section):
         (),
         "Rewrites, in order, that make the exporter's host name the scheduler's node name: "
         r'[{"match": "\\.example\\.net$", "replace": ""}].',
+    )
+    rack_from: LabelNames = key(
+        RACK_FROM,
+        "Labels that name the rack of a node; the first that is present counts. Without a rack "
+        "nothing is said of racks.",
+    )
+    rack_pattern: Annotated[str, AfterValidator(_regex)] = key(
+        "",
+        "Regular expression that finds the rack in the node's name instead, such as ^(r[0-9]+)-; "
+        "its first group, or all that matches.",
     )
     replica_from: LabelNames = key(
         REPLICA_FROM,

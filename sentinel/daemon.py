@@ -44,6 +44,7 @@ from sentinel.core.domain import (
     Reason,
     Severity,
     Step,
+    SubjectKind,
 )
 from sentinel.core.frame import Telemetry
 from sentinel.core.step import Inputs, housekeep, resume, step
@@ -369,10 +370,16 @@ class Daemon:
 
     def _write_exclusions(self, incidents: tuple[Incident, ...]) -> None:
         """Windows under an incident, for the child to leave out of what is normal."""
+        hardware = (SubjectKind.NODE, SubjectKind.RACK)  # a job's or a fleet's new ways are learnt
         rows = [
-            {"gpu_uuid": i.gpu_uuid, "from_s": i.opened_at_s - 600.0, "to_s": i.resolved_at_s}
+            {"gpu_uuid": uuid, "from_s": i.opened_at_s - 600.0, "to_s": i.resolved_at_s}
             for i in incidents
-            if i.gpu_uuid and i.confirmed_at_s is not None
+            if i.confirmed_at_s is not None
+            for uuid in (
+                [i.gpu_uuid]
+                if i.gpu_uuid
+                else [m.gpu_uuid for m in i.members if i.subject.kind in hardware]
+            )
         ]
         history.exclusions_path(self.config).write_text(json.dumps(rows))
 

@@ -57,12 +57,20 @@ def project(
     chosen: dict[tuple[tuple[str, str], ...], Alert] = {}
     newest_last = sorted(control.incidents.values(), key=lambda i: (i.opened_at_s, i.id))
     for incident in newest_last:
+        if _spoken_for(incident, control):
+            continue
         for alert in _alerts(incident, control, policy, now_s, ends_at_s, external_url):
             key = tuple(sorted(alert.labels.items()))
             other = chosen.get(key)
             if other is None or other.resolved or not alert.resolved:
                 chosen[key] = alert
     return tuple(chosen.values())
+
+
+def _spoken_for(incident: Incident, control: Control) -> bool:
+    """Whether another incident, of the node or the job, tells of this one too."""
+    group = control.incidents.get(incident.part_of)
+    return group is not None and group.fires and group.severity is not Severity.INFO
 
 
 def _alerts(

@@ -98,7 +98,7 @@ def _cancel(ledger: Ledger, command: Command) -> None:
 def _release(ledger: Ledger, command: Command) -> None:
     by, found = _said(command), False
     for i in list(ledger.incidents.values()):
-        if i.is_open and command.target in (i.id, i.node, i.gpu_uuid):
+        if i.is_open and command.target in (i.id, i.node, i.gpu_uuid, i.subject.id):
             ledger.put(i, Change(replace(i, released_by=by)))
             found = True
     held = ledger.quarantine.get(command.target)

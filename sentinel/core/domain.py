@@ -64,6 +64,7 @@ class Presence(enum.IntEnum):
 class SubjectKind(enum.StrEnum):
     GPU = "gpu"
     NODE = "node"
+    RACK = "rack"
     JOB = "job"
     FLEET = "fleet"
 
@@ -167,6 +168,9 @@ class Gpu:
     node: str
     index: int | None = None
     model: str = ""
+    rack: str = ""
+    driver: str = ""  # version, where an exporter tells it
+    driver_since_s: float = 0.0  # when it was seen to replace another; 0 = not seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,12 +302,57 @@ class Judgement:
     resets: frozenset[int] = frozenset()  # rows whose GPU was reset or rebooted this tick
     certified: bool = True  # False: too little is known for soft evidence to page anybody
     jobs: tuple[JobFinding, ...] = ()  # for whoever makes subjects of them; no GPU's verdict
+    traits: Traits | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
     kind: SubjectKind
     id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What several GPUs have in common on one tick: one cause, with a subject of its own.
+
+    `rows` are its GPUs, as rows of the frame; their own soft suspicions wait while it stands.
+    It makes an alert after `confirm_for_s`, or after as long as its kind takes.
+    """
+
+    subject: Subject
+    kind: Kind
+    severity: Severity
+    pattern: str
+    evidence: tuple[Evidence, ...]
+    rows: tuple[int, ...] = ()
+    score: float = 0.0
+    node: str = ""
+    workload: Workload | None = None
+    confirm_for_s: float | None = None
+    bundle_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traits:
+    """What all GPUs show, for telling what they share, by frame row. `signs` is float64 [gpus,
+    `groups.SIGNS`], the part of the score that each sign has by itself, or of no rows where none
+    deviates; `air_c` float64 [gpus] is how much warmer than its history the air of the host is,
+    NaN = not known; `novel` bool [gpus] is work never seen before; `throttled` float64 [gpus] is
+    the share of the last minutes in which heat or hardware slowed it down."""
+
+    signs: Floats
+    air_c: Floats
+    novel: Bools
+    throttled: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A GPU that a shared incident speaks for."""
+
+    gpu_uuid: str
+    node: str
+    index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +414,8 @@ class Incident:
     low: float | None = None  # the lowest score of the last `low_s` seconds
     low_s: float = 0.0
     withheld: str = ""  # why the budget tells it less loudly than its evidence would
+    part_of: str = ""  # the shared incident that speaks for it, as long as that one fires
+    members: tuple[Member, ...] = ()  # of a shared incident: all that ever joined, up to 1,024
 
     @property
     def is_open(self) -> bool:

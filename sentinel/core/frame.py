@@ -170,9 +170,27 @@ class Telemetry:
         link, work = link[newest], series.work[s[newest]]
         links.work[link[links.at_s[link] > link_before_s[link] + TOGETHER_S]] = 0
         np.maximum.at(links.work, link, work)
+        self._note_drivers(s[newest], gpu_at_s[newest])
         busy = link[work > 0]
         links.busy_work[busy], links.busy_s[busy] = links.work[busy], links.at_s[busy]
         return link_before_s
+
+    def _note_drivers(self, sid: Ints, at_s: Floats) -> None:
+        """The driver that the newest scrape tells of each GPU, and when it replaced another."""
+        series, gpus = self._roster.series, self._roster.gpus
+        told = series.driver[sid] > 0
+        gpu, at_s = series.gpu[sid[told]], at_s[told]
+        newest = np.zeros(gpus.rows, dtype=np.int64)
+        np.maximum.at(newest, gpu, series.driver[sid[told]])
+        other = gpu[newest[gpu] != gpus.driver[gpu]]
+        if not len(other):
+            return
+        moment_s = np.zeros(gpus.rows)
+        np.maximum.at(moment_s, gpu, at_s)
+        replaced = other[gpus.driver[other] > 0]
+        gpus.driver_s[replaced] = moment_s[replaced]
+        gpus.driver[other] = newest[other]
+        self._roster.renamed = True
 
     def _note_values(self, sid: Ints, at_s: Floats, raw: Floats, link_before_s: Floats) -> None:
         """Canonical values into their slots, and codes into the watch for Xids."""
@@ -353,6 +371,9 @@ class Telemetry:
                     roster.nodes[links.node[home[row]]],
                     int(index[row]) if index[row] >= 0 else None,
                     roster.model[row],
+                    roster.rack[row],
+                    roster.drivers[roster.gpus.driver[row]],
+                    float(roster.gpus.driver_s[row]),
                 )
                 for row, uuid in enumerate(roster.uuids)
             )

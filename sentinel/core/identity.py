@@ -47,6 +47,13 @@ JOB_FROM: Final = (
     "pod_name",
     "gpu_pod_name",
 )
+RACK_FROM: Final = (
+    "rack",
+    "topology_kubernetes_io_rack",
+    "rack_name",
+    "rack_id",
+    "label_topology_kubernetes_io_rack",
+)
 TENANT_FROM: Final = (
     "exported_namespace",
     "exported_pod_namespace",
@@ -71,6 +78,8 @@ _MODEL: Final = (
     "gpu_type",
 )
 _ENTITY: Final = ("GPU_I_ID", "gpu_instance_id", "gi_id", "nvlink")
+_DRIVER: Final = ("DCGM_FI_DRIVER_VERSION", "driver_version", "driver", "nvidia_driver_version")
+_VERSION: Final = re.compile(r"\d+(\.\d+)+")
 _HEX: Final = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _FULL_UUID: Final = re.compile(rf"(?:GPU-)?({_HEX})", re.IGNORECASE)
 _LIKE_UUID: Final = re.compile(rf"GPU-[0-9a-f]|MIG-|{_HEX}$", re.IGNORECASE)
@@ -96,6 +105,8 @@ class Identity:
     `node_rewrite` are (regular expression, replacement) pairs, applied in order.
     `replica_from` are labels that tell the same target apart where several servers scrape it.
     `group_from`, `role_from` and `service_from` name what a pod is a part of (`core/jobs.py`).
+    `rack_pattern` finds the rack in the node's name (its first group, or all that matches) and
+    comes before the labels of `rack_from`.
     """
 
     node_from: tuple[str, ...] = NODE_FROM
@@ -106,10 +117,23 @@ class Identity:
     group_from: tuple[str, ...] = GROUP_FROM
     role_from: tuple[str, ...] = ROLE_FROM
     service_from: tuple[str, ...] = SERVICE_FROM
+    rack_from: tuple[str, ...] = RACK_FROM
+    rack_pattern: str = ""
 
     @cached_property
     def _rewrites(self) -> tuple[tuple[re.Pattern[str], str], ...]:
         return tuple((re.compile(match), replace) for match, replace in self.node_rewrite)
+
+    @cached_property
+    def _rack(self) -> re.Pattern[str] | None:
+        return re.compile(self.rack_pattern) if self.rack_pattern else None
+
+    def rack(self, labels: Mapping[str, str], node: str) -> str:
+        """The rack that a node stands in; empty where nothing tells."""
+        found = self._rack.search(node) if self._rack else None
+        if found:
+            return next((g for g in found.groups() if g), "") or found.group()
+        return next((labels[label] for label in self.rack_from if labels.get(label)), "")
 
     def node(self, labels: Mapping[str, str]) -> tuple[str, int]:
         """(name of the node, rank of what told it: its place in `node_from`, later for a name
@@ -213,6 +237,12 @@ def read_gpu(labels: Mapping[str, str], node: str) -> GpuLabels:
         if place is None:
             return GpuLabels(f"{node}/{masked}", True, index, model, part)
     return GpuLabels("" if place is None else f"{node}/gpu{place}", False, place, model, part)
+
+
+def read_driver(labels: Mapping[str, str]) -> str:
+    """The version of the driver, where the labels tell it."""
+    told = (labels.get(name, "") for name in _DRIVER)
+    return next((t for t in told if _VERSION.fullmatch(t)), "")
 
 
 def exporter_of(labels: Mapping[str, str], node: str) -> tuple[str, str]:

@@ -62,6 +62,8 @@ class Sighting:
 
 def alertname(incident: Incident) -> str:
     """The name that this incident's alert goes by."""
+    if incident.subject.kind is SubjectKind.RACK:
+        return "SentinelFleetEvent"
     if incident.subject.kind is SubjectKind.FLEET:
         return "SentinelBlind" if incident.kind is Kind.UNKNOWN else "SentinelFleetEvent"
     if incident.subject.kind is SubjectKind.NODE:
@@ -200,7 +202,7 @@ def recovers(
     """One tick that is normal. `reset`: the GPU was reset or its host rebooted; `busy`: a
     migration of this incident is under way, so it stays open."""
     incident = replace(
-        incident, last_tick_s=now_s, stronger_s=_faded(incident, dt_s), low=None, low_s=0.0
+        incident, last_tick_s=now_s, stronger_s=faded(incident, dt_s), low=None, low_s=0.0
     )
     if reset:
         incident = was_reset(incident)
@@ -265,7 +267,7 @@ def _learns(incident: Incident, verdict: Verdict, dt_s: float, times: Times) -> 
         if _long_enough(stood_s, verdict.kind, times):
             return _taken_over(incident, verdict)
         return replace(_refreshed(incident, verdict), stronger_s=stood_s)
-    incident = replace(_refreshed(incident, verdict), stronger_s=_faded(incident, dt_s))
+    incident = replace(_refreshed(incident, verdict), stronger_s=faded(incident, dt_s))
     if theirs < ours:
         return incident
     return replace(
@@ -292,7 +294,8 @@ def _levelled(incident: Incident, verdict: Verdict, dt_s: float, times: Times) -
     return replace(incident, level=max(incident.level, low), low=None, low_s=0.0)
 
 
-def _faded(incident: Incident, dt_s: float) -> float | None:
+def faded(incident: Incident, dt_s: float) -> float | None:
+    """How long a stronger claim has stood, after a tick without it."""
     left_s = (incident.stronger_s or 0.0) - dt_s
     return left_s if left_s > 0.0 else None
 

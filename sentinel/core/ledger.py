@@ -21,6 +21,7 @@ from sentinel.core.domain import (
     FaultPattern,
     Incident,
     IncidentPhase,
+    Kind,
     Migration,
     MigrationPhase,
     Operation,
@@ -109,7 +110,10 @@ class Ledger:
             (
                 i
                 for i in self.incidents.values()
-                if i.is_open and i.subject.kind is SubjectKind.NODE and i.node == migration.node
+                if i.is_open
+                and i.subject.kind is SubjectKind.NODE
+                and i.kind is Kind.UNKNOWN
+                and i.node == migration.node
             ),
             None,
         )

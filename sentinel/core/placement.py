@@ -131,6 +131,27 @@ class Fleet:
                 index[work].append(row)
         return index
 
+    @cached_property
+    def _racks(self) -> dict[str, str]:
+        gpus = self.frame.gpus
+        return {
+            node: next((gpus[row].rack for row in rows if gpus[row].rack), "")
+            for node, rows in self.by_node.items()
+        }
+
+    def rack_of(self, node: str) -> str:
+        """Empty where it is not known."""
+        return self._racks.get(node, "")
+
+    @cached_property
+    def by_rack(self) -> dict[str, list[str]]:
+        """The nodes of each rack that is known."""
+        index: dict[str, list[str]] = defaultdict(list)
+        for node, rack in self._racks.items():
+            if rack:
+                index[rack].append(node)
+        return index
+
     def present(self, row: int) -> bool:
         return bool(self.frame.presence[row] == Presence.PRESENT)
 

@@ -43,7 +43,7 @@ from sentinel.core.features import (
 )
 
 CLIP: Final = 10.0  # drift in one feature cannot shout louder than this
-_AIR_C: Final = 6.0  # inlet air of a machine room moves by so much without anything failing
+AIR_C: Final = 6.0  # inlet air of a machine room moves by so much without anything failing
 _AIR_GPUS: Final = 4
 _IDLE_BELOW: Final = 0.05  # activity below this is none
 _CAPPED_CLOCK: Final = 0.5
@@ -125,6 +125,7 @@ class Scores:
     values: Floats
     expected: Floats
     predicted_c: Floats  # [gpus, 2] temperature expected of the GPU and of its memory
+    air_c: Floats  # [gpus] what the GPUs of a host have in common, unlimited; NaN = not known
 
 
 def empty_scores(gpus: int) -> Scores:
@@ -136,6 +137,7 @@ def empty_scores(gpus: int) -> Scores:
         np.full((gpus, width), np.nan),
         np.full((gpus, width), np.nan),
         np.full((gpus, 2), np.nan),
+        np.full(gpus, np.nan),
     )
 
 
@@ -151,7 +153,8 @@ def score_fleet(
         excess, predicted = thermal_excess(
             cohort.thermal, known, features.power_ewma_w[members], temps
         )
-        shift = np.stack([shared_shift(excess[:, k], host) for k in range(2)], axis=1)
+        common = np.stack([host_median(excess[:, k], host) for k in range(2)], axis=1)
+        shift = np.clip(np.nan_to_num(common), -AIR_C, AIR_C)
         predicted += shift
         values = features.values[members].copy()
         values[:, [TEMP, MEM_TEMP]] = np.maximum(excess - shift, 0.0)  # cooler is no evidence
@@ -165,6 +168,7 @@ def score_fleet(
         out.values[members] = values
         out.expected[members] = expected
         out.predicted_c[members] = predicted
+        out.air_c[members] = common[:, 0]
     return out
 
 
@@ -250,12 +254,9 @@ def excuses(density: Density, values: Floats) -> Floats:
     return out
 
 
-def shared_shift(excess_c: Floats, host: Ints) -> Floats:
-    """What all GPUs of one host have in common [gpus]: their inlet air, not their health.
-
-    The median over a host's GPUs of one model, up to `_AIR_C` either way; 0 with too few GPUs
-    to tell the air from the one that fails. A host that runs hotter than that still shows.
-    """
+def host_median(excess_c: Floats, host: Ints) -> Floats:
+    """The median excess over the GPUs of one model on each GPU's host [gpus]; NaN with too few
+    GPUs to tell the air from the one that fails."""
     order = np.lexsort((excess_c, host))  # NaN sorts last within its host
     finite = np.bincount(host, np.isfinite(excess_c)).astype(np.int64)
     total = np.bincount(host)
@@ -264,8 +265,15 @@ def shared_shift(excess_c: Floats, host: Ints) -> Floats:
     last = len(ranked) - 1
     low = ranked[np.minimum(start + np.maximum(finite - 1, 0) // 2, last)]
     high = ranked[np.minimum(start + finite // 2, last)]
-    shift = np.where(finite >= _AIR_GPUS, np.clip(0.5 * (low + high), -_AIR_C, _AIR_C), 0.0)
-    return shift[host]
+    return np.where(finite >= _AIR_GPUS, 0.5 * (low + high), np.nan)[host]
+
+
+def shared_shift(excess_c: Floats, host: Ints) -> Floats:
+    """What all GPUs of one host have in common [gpus]: their inlet air, not their health.
+
+    The median over a host's GPUs of one model, up to `AIR_C` either way; 0 with too few GPUs
+    to tell. A host that runs hotter than that still shows."""
+    return np.clip(np.nan_to_num(host_median(excess_c, host)), -AIR_C, AIR_C)
 
 
 def score_rows(

@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
 from sentinel.core.catalog import Alias, Catalog, Source
 from sentinel.core.domain import Bools, Floats, Ints, Mates, Workload
-from sentinel.core.identity import GpuLabels, Identity, read_gpu
+from sentinel.core.identity import GpuLabels, Identity, read_driver, read_gpu
 from sentinel.core.tables import Exporters, Gpus, Links, Series, Slots
 from sentinel.core.xid_edges import GAUGE, XidEdges
 
+_T = TypeVar("_T")
 _SLICE: Final = ("GPU_I_ID", "gpu_instance_id", "gpu_instance", "compute_index", "mig_uuid")
 _WINDOW: Final = "window_size_in_ms"  # of a count of Xids that slides
 
@@ -35,7 +36,7 @@ class SeriesKey:
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """One label set, read once for all the metrics that carry it. `work` is a code."""
+    """One label set, read once for all the metrics that carry it. `work` and `driver` are codes."""
 
     plain: dict[str, str]
     node: str
@@ -43,6 +44,8 @@ class _Labels:
     gpu: GpuLabels
     exporter: tuple[str, str]
     work: int
+    driver: int
+    rack: str
 
 
 class Roster:
@@ -55,9 +58,11 @@ class Roster:
         self.xids = XidEdges()
         self.uuids: list[str] = []
         self.model: list[str] = []
+        self.rack: list[str] = []
         self.nodes: list[str] = []
         self.works: list[Workload | None] = [None]
         self.mates: list[Mates | None] = [None]  # by the same codes as `works`
+        self.drivers: list[str] = [""]
         self.renamed = False
         self._keys: Sequence[SeriesKey] = ()
         self._known = np.empty(0, dtype=np.int64)
@@ -66,6 +71,7 @@ class Roster:
         self._by_place: dict[tuple[int, int], int] = {}  # (exporter, index) -> GPU with a UUID
         self._node_codes: dict[str, int] = {}
         self._work_codes: dict[tuple[Workload | None, Mates | None], int] = {(None, None): 0}
+        self._driver_codes: dict[str, int] = {"": 0}
         self._exporter_rows: dict[tuple[str, str], int] = {}
         self._link_rows: dict[tuple[int, int], int] = {}
         self._slot_rows: dict[tuple[int, int, str], int] = {}
@@ -105,8 +111,10 @@ class Roster:
     def _read(self, labels: dict[str, str]) -> _Labels:
         node, rank = self._identity.node(labels)
         work = self._work(labels)
+        driver = _code(read_driver(labels), self._driver_codes, self.drivers)
         exporter = self._identity.exporter(labels, node)
-        return _Labels(labels, node, rank, read_gpu(labels, node), exporter, work)
+        rack = self._identity.rack(labels, node)
+        return _Labels(labels, node, rank, read_gpu(labels, node), exporter, work, driver, rack)
 
     def _series(self, alias: Alias, labels: _Labels) -> int:
         seen = labels.gpu
@@ -117,6 +125,8 @@ class Roster:
             return -1
         target = self._exporter(labels.exporter)
         gpu = self._gpu(seen, target)
+        if labels.rack and not self.rack[gpu]:
+            self.rack[gpu], self.renamed = labels.rack, True
         return self.series.add(
             source=alias.source,
             column=alias.column,
@@ -127,6 +137,7 @@ class Roster:
             link=self._link(gpu, target, labels),
             exporter=target,
             work=labels.work,
+            driver=labels.driver,
             xid_slot=self._xid_slot(alias, labels, gpu),
             of_slice=any(labels.plain.get(name) for name in _SLICE),
         )
@@ -161,6 +172,7 @@ class Roster:
             row = self._rows[seen.id] = self.gpus.add()
             self.uuids.append(seen.id)
             self.model.append("")
+            self.rack.append("")
             self.renamed = True
         if seen.has_uuid and seen.index is not None:
             self._by_place[place] = row
@@ -263,6 +275,7 @@ class Roster:
         rows = {old: int(new) for old, new in enumerate(gpu) if new >= 0}
         self.uuids = [self.uuids[old] for old in rows]
         self.model = [self.model[old] for old in rows]
+        self.rack = [self.rack[old] for old in rows]
         self._rows = {uuid: row for row, uuid in enumerate(self.uuids)}
         self._ids = {k: int(number[i]) for k, i in self._ids.items() if i >= 0 and number[i] >= 0}
         self._by_place = {
@@ -288,6 +301,14 @@ class Roster:
         self._keys, self._known = (), np.empty(0, dtype=np.int64)
         self.renamed = True
         return rows
+
+
+def _code(value: _T, codes: dict[_T, int], known: list[_T]) -> int:
+    """The number of a value in `known`, where it is put if it is new."""
+    code = codes.setdefault(value, len(known))
+    if code == len(known):
+        known.append(value)
+    return code
 
 
 def _renumber(numbers: Ints, old: Ints) -> Ints:

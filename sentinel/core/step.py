@@ -10,12 +10,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from sentinel.core import breaker, budget, commands, domain, guards, invariants, migration
+from sentinel.core import (
+    breaker,
+    budget,
+    causes,
+    commands,
+    domain,
+    groups,
+    guards,
+    invariants,
+    migration,
+    shared,
+)
 from sentinel.core.decide import decide, recheck
 from sentinel.core.domain import (
     ActionKind,
     Command,
     Control,
+    Evidence,
     FaultPattern,
     Frame,
     Incident,
@@ -26,11 +38,15 @@ from sentinel.core.domain import (
     Operation,
     Outcome,
     Severity,
+    Shared,
     Step,
+    Subject,
     SubjectKind,
     Transition,
+    Verdict,
     Workload,
 )
+from sentinel.core.groups import Attribution
 from sentinel.core.guards import Facts
 from sentinel.core.incident import (
     Change,
@@ -53,6 +69,7 @@ __all__ = ["Inputs", "advance", "check_invariants", "housekeep", "resume", "sent
 
 _EMPTY_FOR_S = 300.0  # a fleet of which nothing was ever seen may still be starting
 _SPREAD_KEPT = 64
+_SHARED = (SubjectKind.NODE, SubjectKind.RACK, SubjectKind.JOB)
 _RESOLVED_KEPT_S = 3600.0
 _MIGRATION_KEPT_S = 25 * 3600.0  # limits look back a day
 
@@ -99,9 +116,10 @@ def advance(
     """
     policy = inputs.policy
     dt_s = _data_time_s(control.last_tick_s, now_s, policy.times.tick_s)
-    fleet = Fleet(inputs.frame, judgement)
+    frame = inputs.frame
+    fleet = Fleet(frame, judgement)
     ledger = Ledger(control, policy.cluster, now_s)
-    blind = inputs.frame.coverage.blind
+    blind = frame.coverage.blind
 
     commands.obey(ledger, inputs.commands, book)
     if inputs.learnt is not None:
@@ -111,19 +129,29 @@ def advance(
         _rename(ledger, book)
     _hear(ledger, inputs.outcomes)
     quiet = not (
-        judgement.verdicts
+        groups.worth_a_look(judgement)
         or any(i.is_open for i in ledger.incidents.values())
         or any(m.phase.is_open for m in ledger.migrations.values())
     )
     nodes = 0 if quiet else len(fleet.by_node)
     hold = breaker.FleetHold()
     if not blind and not quiet:
+        found = groups.attribute(fleet, judgement, _standing(ledger), policy.cluster)
+        judgement = found.judgement
         hold = breaker.fleet_hold(
-            inputs.frame, judgement.verdicts, ledger.view(), policy.limits, nodes, now_s
+            frame,
+            judgement.verdicts,
+            ledger.view(),
+            policy.limits,
+            nodes,
+            now_s,
+            _explained(ledger, fleet, found),
+            found.fleet,
         )
-        folded = hold.reason is not None
-        _fold_gpus(ledger, judgement, fleet, policy.times, dt_s, folded, book)
-    _fold_fleet(ledger, inputs.frame, hold, policy, dt_s, certified=judgement.certified)
+        held = hold.reason is not None
+        speaks = _fold_groups(ledger, fleet, found, policy.times, dt_s, held)
+        _fold_gpus(ledger, found, speaks, fleet, policy.times, dt_s, held, book)
+    _fold_fleet(ledger, fleet, judgement, hold, policy, dt_s)
     if not blind:
         ledger.peaks = budget.fold(
             ledger.peaks, ledger.incidents.values(), judgement.verdicts, policy.budget, now_s
@@ -138,7 +166,7 @@ def advance(
         policy,
         nodes,
         inputs.epoch,
-        breaker.coverage_reason(inputs.frame, policy.limits),
+        breaker.coverage_reason(frame, policy.limits),
         hold.reason,
     )
     recheck(ledger, fleet, facts)
@@ -224,16 +252,69 @@ def _hear(ledger: Ledger, outcomes: tuple[Outcome, ...]) -> None:
         ledger.turn(migration.heard(known, outcome, ledger.now_s))
 
 
+def _standing(ledger: Ledger) -> dict[Subject, Incident]:
+    """The incidents that speak for many GPUs and are open, by subject."""
+    return {
+        i.subject: i
+        for i in ledger.incidents.values()
+        if i.is_open and i.subject.kind in _SHARED and i.kind is not Kind.UNKNOWN
+    }
+
+
+def _explained(ledger: Ledger, fleet: Fleet, found: Attribution) -> dict[str, Subject]:
+    """Which node, rack or job speaks for a GPU, now or since its suspicion arose."""
+    gpus = fleet.frame.gpus
+    out = {gpus[row].uuid: found.causes[place].subject for row, place in found.owner.items()}
+    for i in ledger.incidents.values():
+        group = ledger.incidents.get(i.part_of) if i.part_of and i.is_open else None
+        if group is not None and group.is_open and i.gpu_uuid is not None:
+            out.setdefault(i.gpu_uuid, group.subject)
+    return out
+
+
+def _fold_groups(
+    ledger: Ledger, fleet: Fleet, found: Attribution, times: Times, dt_s: float, held: bool
+) -> dict[int, Incident]:
+    """The incidents of the tick's causes, by their place in `found.causes`."""
+    now_s, standing, out = ledger.now_s, _standing(ledger), {}
+
+    def folded(before: Incident | None, cause: Shared | None) -> Incident | None:
+        change = shared.fold(
+            before,
+            cause,
+            fleet.frame.gpus,
+            now_s,
+            dt_s,
+            times,
+            cluster=ledger.cluster,
+            known=ledger.incidents,
+            waits=held and cause is not None and cause.kind is Kind.DEVIANT,
+        )
+        return None if change is None else ledger.put(before, change)
+
+    for place, cause in enumerate(found.causes):
+        after = folded(standing.pop(cause.subject, None), cause)
+        if after is not None:
+            out[place] = after
+    for before in standing.values():
+        rows = [fleet.rows[m.gpu_uuid] for m in before.members if m.gpu_uuid in fleet.rows]
+        unknown = sum(found.judgement.kinds[row] == domain.UNKNOWN for row in rows)
+        if 2 * unknown <= len(rows):  # else nothing is known of it: no timer runs
+            folded(before, None)
+    return out
+
+
 def _fold_gpus(
     ledger: Ledger,
-    judgement: Judgement,
+    found: Attribution,
+    speaks: dict[int, Incident],
     fleet: Fleet,
     times: Times,
     dt_s: float,
-    folded: bool,
+    held: bool,
     book: Book | None,
 ) -> None:
-    now_s = ledger.now_s
+    now_s, judgement = ledger.now_s, found.judgement
     open_on = {
         i.gpu_uuid: i
         for i in ledger.incidents.values()
@@ -242,6 +323,9 @@ def _fold_gpus(
     for verdict in judgement.verdicts:
         before = open_on.pop(verdict.gpu.uuid, None)
         row = fleet.rows[verdict.gpu.uuid]
+        group = speaks.get(found.owner.get(row, -1))
+        if group is not None and before is None and _only_a_member(verdict):
+            continue
         incident = before
         if incident is None:
             work = fleet.frame.workloads[row]
@@ -251,8 +335,11 @@ def _fold_gpus(
             incident = _with_work(incident, row, fleet)
             if row in judgement.resets:
                 incident = was_reset(incident)
+        if incident.phase is domain.IncidentPhase.SUSPECTED:
+            incident = _as_member(incident, group)
         dt = dt_s if before else 0.0
-        ledger.put(before, deviates(incident, verdict, now_s, dt, times, folded, book))
+        waits = held or group is not None
+        ledger.put(before, deviates(incident, verdict, now_s, dt, times, waits, book))
     busy = {m.incident_id for m in ledger.migrations.values() if m.phase.is_open}
     for uuid, before in open_on.items():
         row = fleet.rows.get(uuid or "", -1)
@@ -281,6 +368,19 @@ def _rename(ledger: Ledger, book: Book) -> None:
             ledger.put(i, Change(after))
 
 
+def _as_member(incident: Incident, group: Incident | None) -> Incident:
+    """Once its group has been told, what is left of a GPU has to stand by itself from then on.
+    Before that its time goes on: a group that wavers must not keep its GPUs from being told."""
+    told = group is not None and group.fires and incident.kind is Kind.DEVIANT
+    held_s = 0.0 if told else incident.held_s
+    return replace(incident, part_of=group.id if group else "", held_s=held_s)
+
+
+def _only_a_member(verdict: Verdict) -> bool:
+    """An event that accuses no GPU by itself: its group's incident tells all there is."""
+    return verdict.kind is Kind.FAULT and not groups.acts_itself(verdict)
+
+
 def _with_work(incident: Incident, row: int, fleet: Fleet) -> Incident:
     """The last work that the GPU itself showed, and where the rest of it ran."""
     work = fleet.frame.workloads[row]
@@ -299,46 +399,56 @@ def _spread(work: Workload | None, node: str, fleet: Fleet) -> tuple[str, ...]:
 
 def _fold_fleet(
     ledger: Ledger,
-    frame: Frame,
+    fleet: Fleet,
+    judgement: Judgement,
     hold: breaker.FleetHold,
     policy: Policy,
     dt_s: float,
-    *,
-    certified: bool,
 ) -> None:
-    now_s, times = ledger.now_s, policy.times
+    now_s, times, frame = ledger.now_s, policy.times, fleet.frame
     running = {
         i.kind is Kind.UNKNOWN: i
         for i in ledger.incidents.values()
         if i.is_open and i.subject.kind is SubjectKind.FLEET
     }
-    blind = running.get(True)
-    change = breaker.fold_fleet(
-        blind, _blindness(frame, policy), policy.cluster, now_s, dt_s, 0.5 * times.tick_s
-    )
-    if change is not None:
-        ledger.put(blind, change)
+
+    def folded(before: Incident | None, cause: Shared | None, clear_s: float) -> Incident | None:
+        change = shared.fold(
+            before,
+            cause,
+            frame.gpus,
+            now_s,
+            dt_s,
+            times,
+            cluster=policy.cluster,
+            known=ledger.incidents,
+            clear_for_s=clear_s,
+        )
+        return None if change is None else ledger.put(before, change)
+
+    folded(running.get(True), _blindness(frame, policy, now_s), 0.5 * times.tick_s)
     if frame.coverage.blind:
         return
-    event, finding = running.get(False), None
+    event, cause = running.get(False), None
     if hold.reason is not None:
-        kind = Kind.FAULT if hold.hard else Kind.DEVIANT
-        wait_s = times.fault_for_s if hold.hard else times.deviant_for_s
+        told = causes.fleet_evidence(hold.uuids, fleet, judgement, now_s)
         # a baseline that is not certified has no page, not even for the whole fleet
-        severity = Severity.CRITICAL if hold.hard or certified else Severity.WARNING
-        finding = breaker.FleetFinding(
-            kind, severity, "fleet-wide deviation", hold.reason.text, wait_s
+        pages = hold.hard or judgement.certified
+        cause = Shared(
+            Subject(SubjectKind.FLEET, policy.cluster),
+            Kind.FAULT if hold.hard else Kind.DEVIANT,
+            Severity.CRITICAL if pages else Severity.WARNING,
+            causes.FLEET_WIDE,
+            (Evidence("fleet", "", hold.reason.text, at_s=now_s), *told),
+            tuple(fleet.rows[uuid] for uuid in hold.uuids if uuid in fleet.rows),
         )
-    change = breaker.fold_fleet(event, finding, policy.cluster, now_s, dt_s, times.clear_for_s)
-    if change is None:
-        return
-    after = ledger.put(event, change)
-    confirmed = after.phase is domain.IncidentPhase.CONFIRMED
-    if confirmed and (event is None or event.phase is not after.phase):
-        ledger.latch(change.why)
+    after = folded(event, cause, times.clear_for_s)
+    confirmed = after is not None and after.phase is domain.IncidentPhase.CONFIRMED
+    if confirmed and (event is None or event.phase is not domain.IncidentPhase.CONFIRMED):
+        ledger.latch(hold.reason.text if hold.reason else "fleet-wide deviation")
 
 
-def _blindness(frame: Frame, policy: Policy) -> breaker.FleetFinding | None:
+def _blindness(frame: Frame, policy: Policy, now_s: float) -> Shared | None:
     """Blind or nearly so, on two ticks in a row."""
     coverage = frame.coverage
     percent = breaker.coverage_percent(frame)
@@ -347,9 +457,14 @@ def _blindness(frame: Frame, policy: Policy) -> breaker.FleetFinding | None:
     reason = breaker.coverage_reason(frame, policy.limits)
     text = reason.text if reason else ""
     never = coverage.gpus_expected == 0 and not coverage.blind
-    severity = Severity.CRITICAL if coverage.blind or never else Severity.WARNING
-    wait_s = _EMPTY_FOR_S if never else 0.5 * policy.times.tick_s
-    return breaker.FleetFinding(Kind.UNKNOWN, severity, "telemetry missing", text, wait_s)
+    return Shared(
+        Subject(SubjectKind.FLEET, policy.cluster),
+        Kind.UNKNOWN,
+        Severity.CRITICAL if coverage.blind or never else Severity.WARNING,
+        "telemetry missing",
+        (Evidence("fleet", "", text, at_s=now_s),),
+        confirm_for_s=_EMPTY_FOR_S if never else 0.5 * policy.times.tick_s,
+    )
 
 
 def _wait(ledger: Ledger, fleet: Fleet, times: Times, dt_s: float, blind: bool) -> None:

@@ -99,6 +99,11 @@ class Symptoms:
         out += self._fills(frame, values("fb_used_mib"), values("fb_free_mib"), dt_s)
         return out
 
+    def brakes(self) -> Bools:
+        """Where the power brake has been on in the last minutes [gpus]."""
+        out: Bools = self._state[_REASON + 1] >= _SEEN
+        return out
+
     def throttling(self, row: int, at_s: float) -> tuple[Evidence, ...]:
         """Why this GPU has been throttled in the last minutes, if it was."""
         out = []

@@ -78,6 +78,7 @@ class Series(_Table):
         "link": (np.int64, -1),
         "exporter": (np.int64, -1),
         "work": (np.int64, 0),
+        "driver": (np.int64, 0),
         "xid_slot": (np.int64, -1),
         "of_slice": (np.bool_, False),
         "last_s": (np.float64, _NEVER),
@@ -91,6 +92,7 @@ class Series(_Table):
     link: Ints
     exporter: Ints
     work: Ints
+    driver: Ints
     xid_slot: Ints
     of_slice: Bools
     last_s: Floats
@@ -198,8 +200,17 @@ class Exporters(_Table):
 
 
 class Gpus(_Table):
-    """`cut_s` is the newest sample of a slice: a GPU that is cut up (MIG) has some."""
+    """`cut_s` is the newest sample of a slice: a GPU that is cut up (MIG) has some. `driver` is
+    its driver's version, as a code, 0 where none is told; `driver_s` when that replaced another,
+    0 where it was not seen to."""
 
-    columns: ClassVar = {"first_s": (np.float64, math.inf), "cut_s": (np.float64, _NEVER)}
+    columns: ClassVar = {
+        "first_s": (np.float64, math.inf),
+        "cut_s": (np.float64, _NEVER),
+        "driver": (np.int64, 0),
+        "driver_s": (np.float64, 0.0),
+    }
     first_s: Floats
     cut_s: Floats
+    driver: Ints
+    driver_s: Floats

@@ -21,16 +21,15 @@ from sentinel.core.domain import (
     Evidence,
     FaultPattern,
     Frame,
-    Ints,
     Judgement,
     Kind,
     Presence,
     Severity,
     Verdict,
-    Workload,
 )
 from sentinel.core.evidence import RANK, Finding, HardWatch
 from sentinel.core.features import FEATURES, INDEX, MEM_TEMP, TEMP, Features, Window
+from sentinel.core.groups import read_traits
 from sentinel.core.patterns import Book
 from sentinel.core.peers import STRAGGLER, Peers, PeerWatch
 from sentinel.core.residuals import OTHERS
@@ -38,13 +37,21 @@ from sentinel.core.score import Cohort, RowIndex, Scores, empty_scores, score_fl
 from sentinel.core.symptoms import Symptoms
 
 _SHOWN: Final = 4  # features named in a verdict
-_PEERS: Final = 3  # fewer mates say nothing
-_ALIKE: Final = 0.5  # mates whose deviation is, in the median, this share of a GPU's share it
-# what a GPU's clocks and power say is also what its work and its settings say; heat and
-# throttling are the hardware's own word; corrected errors lose no data
-_SHARED: Final = np.array([INDEX[name] for name in ("power", "sm_clock", "mem_clock")])
-_OWN: Final = np.array([INDEX[name] for name in ("temp_excess", "mem_temp_excess", "throttled")])
 DeviantMay = Literal["alert", "fence", "move"]
+# corrected errors lose no data: they make tickets
+_PAGES: Final = np.array(
+    [
+        INDEX[name]
+        for name in (
+            "power",
+            "sm_clock",
+            "mem_clock",
+            "temp_excess",
+            "mem_temp_excess",
+            "throttled",
+        )
+    ]
+)
 _CODE: Final = {
     Kind.DEVIANT: domain.DEVIANT,
     Kind.FAULT: domain.FAULT,
@@ -126,10 +133,9 @@ class Watch:
         outside = (scores.score > 1.0) & present
         kinds[outside & ~settled] = domain.UNKNOWN  # neither healthy nor evidence: time stands
         peers = self.peers.look(frame, features, self.settings.settle_s)
-        alike = _alike(frame, scores, np.flatnonzero(outside & settled))
-        for row, shared in alike.items():
-            soft = self._soft(frame, row, features, scores, bundle, shared)
-            verdicts[row] = self._allowed(soft, shared, int(peers.comparable[row]))
+        for row in np.flatnonzero(outside & settled).tolist():
+            soft = self._soft(frame, row, features, scores, bundle)
+            verdicts[row] = self._allowed(soft, "", int(peers.comparable[row]))
         for row in np.flatnonzero(peers.score > 1.0).tolist():
             mine = self._peers(frame, row, peers, bundle)
             known = verdicts.get(row)
@@ -148,7 +154,8 @@ class Watch:
         score[unlike] = np.fmax(score, peers.score)[unlike]
         ordered = tuple(verdicts[row] for row in sorted(verdicts))
         certified = limits is None or limits.certified
-        return Judgement(kinds, score, ordered, resets, certified, peers.jobs)
+        traits = read_traits(frame, scores, self.symptoms.brakes(), bool(ordered))
+        return Judgement(kinds, score, ordered, resets, certified, peers.jobs, traits)
 
     def _peers(self, frame: Frame, row: int, peers: Peers, bundle: Bundle | None) -> Verdict:
         """What the mates alone say of a GPU."""
@@ -189,19 +196,14 @@ class Watch:
         features: Features,
         scores: Scores,
         bundle: Bundle | None,
-        alike: str,
     ) -> Verdict:
-        """`alike` names the mates that deviate as it does, empty where it stands out. What they
-        share is a ticket at most, and so are corrected errors: neither moves work."""
+        """Corrected errors are a ticket at most: they move no work."""
         score = float(scores.score[row])
         share = scores.contribution[row]
         top = [int(f) for f in np.argsort(-share)[:_SHOWN] if share[f] > 0.05 * score]
         evidence = tuple(_explain(f, row, features, scores, frame.at_s) for f in top)
         evidence += self.symptoms.throttling(row, frame.at_s)
-        own = share[_OWN].sum() + (0.0 if alike else share[_SHARED].sum())
-        page = bool(np.sqrt(score * own) >= self.settings.page_score)
-        if alike:
-            evidence += (_shared_by(alike, "density", frame.at_s),)
+        page = bool(np.sqrt(score * share[_PAGES].sum()) >= self.settings.page_score)
         return Verdict(
             gpu=frame.gpus[row],
             kind=Kind.DEVIANT,
@@ -233,39 +235,6 @@ def _both(density: Verdict, peers: Verdict, book: Book) -> Verdict:
         may_fence=density.may_fence or peers.may_fence,
         may_move=density.may_move or peers.may_move,
     )
-
-
-def _alike(frame: Frame, scores: Scores, rows: Ints) -> dict[int, str]:
-    """For each of these rows, the mates on its node or in its work whose clocks and power
-    deviate like its own, in words; empty where there are none, or too few to tell."""
-    out = {int(row): "" for row in rows}
-    if not out:
-        return out
-    with np.errstate(invalid="ignore"):
-        part = np.sqrt(scores.score * scores.contribution[:, _SHARED].sum(axis=1))
-    part[frame.presence != Presence.PRESENT] = np.nan
-    groups: dict[str | Workload, list[int]] = defaultdict(list)
-    for row, (gpu, work) in enumerate(zip(frame.gpus, frame.workloads, strict=True)):
-        if np.isfinite(part[row]):
-            groups[gpu.node].append(row)
-            if work is not None:
-                groups[work].append(row)
-    typical: dict[str | Workload, float] = {}  # once per group: a whole fleet may deviate
-    for row in out:
-        if not part[row] >= _ALIKE * scores.score[row]:
-            continue  # it deviates by something else
-        work = frame.workloads[row]
-        places: list[str | Workload] = [frame.gpus[row].node] + ([work] if work else [])
-        for place in places:
-            if len(groups[place]) <= _PEERS:
-                continue
-            if place not in typical:
-                typical[place] = float(np.median(part[groups[place]]))
-            if typical[place] >= _ALIKE * part[row]:
-                name = place if isinstance(place, str) else f"{place.kind} {place.id}"
-                out[row] = f"the other GPUs of {name}"
-                break
-    return out
 
 
 def _hard(

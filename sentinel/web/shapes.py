@@ -168,7 +168,16 @@ class SubjectView(BaseModel):
     id: str
 
 
+class MemberView(BaseModel):
+    gpu_uuid: str
+    node: str
+    index: int | None
+
+
 class IncidentView(BaseModel):
+    """`part_of` is the incident that speaks for this one; `members` are the GPUs that this one
+    speaks for. `gpu_uuid` is null unless the subject is a GPU."""
+
     id: str
     subject: SubjectView
     gpu_uuid: str | None
@@ -192,6 +201,8 @@ class IncidentView(BaseModel):
     released_by: str
     withheld: str
     bundle_id: str
+    part_of: str | None
+    members: list[MemberView]
     evidence: list[EvidenceView]
     like: str = Field(description="The pattern that it is like; empty where it is novel.")
     distance: float | None = Field(description="From the nearest pattern: 0 the same, 1 nothing.")

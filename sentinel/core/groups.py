@@ -1,0 +1,532 @@
+"""What moves on many GPUs at once: one cause with a subject of its own, not many faults.
+
+Decides to which job, node, rack or fleet a tick's verdicts belong, and which of them stand on
+their own; never how long a cause must stand or what is done. The subject is the one that
+explains best what deviates alike: most of it, and little that does not. A GPU belongs to at
+most one cause; one that deviates far more than its group, or that the hardware itself accuses,
+keeps its own incident. The cost follows what is abnormal, not the fleet.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from sentinel.core import causes
+from sentinel.core.causes import BRAKE, HEAT, LINK, PACE, SIGNS, Place
+from sentinel.core.domain import (
+    Bools,
+    Evidence,
+    Frame,
+    Incident,
+    Judgement,
+    Kind,
+    Presence,
+    Severity,
+    Shared,
+    Subject,
+    SubjectKind,
+    Traits,
+    Verdict,
+)
+from sentinel.core.evidence import RANK
+from sentinel.core.features import INDEX
+from sentinel.core.placement import Fleet
+from sentinel.core.score import Scores
+
+ALIKE_MIN: Final = 3  # GPUs; two are a coincidence, and fewer mates say nothing
+ALIKE_SHARE: Final = 0.5  # of a subject's reporting GPUs
+# A cause that stands holds its GPUs as long as this much of it is left, so that a count that
+# wavers around the threshold is neither now the one and now the other.
+_STAYS_MIN: Final = 2
+_STAYS_SHARE: Final = 0.25
+_ELSEWHERE: Final = 0.25  # of all other GPUs; if more of them deviate alike, it is not this place
+_NEAR: Final = 0.7  # of the way to the edge of normal: a mate so far gone is on its way too
+_LIKE: Final = 0.5  # of the typical deviation of a group; less is not alike
+_BEYOND: Final = 2.0  # times the typical deviation: that GPU has something of its own
+_MAIN: Final = 0.25  # of a score's square: below it a sign is not what deviates
+_AIR_TOLD_C: Final = 4.0  # a host so much warmer than the others is told, though nothing fails
+_AIR_STAYS_C: Final = 3.0
+_AIR_FOR_S: Final = 900.0  # inlet air moves slowly, and a door that is open is no finding
+_THROTTLES: Final = 0.25  # of the last minutes: hardware that throttles goes on and off
+# where two subjects explain as much, the likelier cause of such a sign
+_PREFERRED: Final = {
+    HEAT: (SubjectKind.NODE, SubjectKind.RACK, SubjectKind.FLEET),
+    BRAKE: (SubjectKind.NODE, SubjectKind.RACK, SubjectKind.FLEET),
+    PACE: (SubjectKind.JOB, SubjectKind.NODE, SubjectKind.FLEET),
+    LINK: (SubjectKind.NODE, SubjectKind.FLEET),
+}
+_COLUMNS: Final = {
+    HEAT: (INDEX["temp_excess"], INDEX["mem_temp_excess"]),
+    PACE: (INDEX["power"], INDEX["sm_clock"], INDEX["mem_clock"]),
+    LINK: (INDEX["pcie_replay"],),
+}
+_METRICS: Final = {
+    "temp_c": HEAT,
+    "mem_temp_c": HEAT,
+    "throttle_reasons": HEAT,
+    "power_w": PACE,
+    "sm_clock_mhz": PACE,
+    "mem_clock_mhz": PACE,
+    "pcie_replay": LINK,
+}
+Standing = Mapping[Subject, Incident]
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """`judgement` is the tick's, with the verdicts of members softened: they neither page nor
+    act. `owner` maps rows to places in `causes`. `fleet` is the cause that the whole fleet
+    shares, if it does."""
+
+    judgement: Judgement
+    causes: tuple[Shared, ...] = ()
+    owner: Mapping[int, int] = field(default_factory=dict)
+    fleet: Shared | None = None
+
+    def of(self, row: int) -> Shared | None:
+        place = self.owner.get(row)
+        return None if place is None else self.causes[place]
+
+
+def read_traits(frame: Frame, scores: Scores, braked: Bools, deviating: bool) -> Traits:
+    """What every GPU shows of each sign, in causal order: the low clock of a GPU that is too hot
+    is of the heat, and that of one that brakes is of the brake. `braked` [gpus] is where the
+    driver has told of the power brake in the last minutes."""
+    none = np.zeros((0, len(SIGNS)))
+    throttled = scores.values[:, INDEX["throttled"]]
+    if not deviating:
+        return Traits(none, scores.air_c, scores.novel, throttled)
+    part = scores.contribution
+    sums = {sign: part[:, list(columns)].sum(axis=1) for sign, columns in _COLUMNS.items()}
+    throttle = part[:, INDEX["throttled"]]
+    with np.errstate(invalid="ignore"):
+        slowed = throttle > 0.05 * scores.score
+        cool = sums[HEAT] < 0.05 * scores.score
+        hot = sums[HEAT] * scores.score >= 1.0  # its heat alone is beyond the edge of normal
+    brakes = slowed & (braked | cool)
+    hot = (hot | slowed) & ~brakes
+    whole = throttle + sums[PACE]
+    signs = np.zeros((len(frame.gpus), len(SIGNS)))
+    signs[:, HEAT] = sums[HEAT] + np.where(hot, whole, 0.0)
+    signs[:, BRAKE] = np.where(brakes, whole, 0.0)
+    signs[:, PACE] = np.where(slowed | hot, 0.0, sums[PACE])
+    signs[:, LINK] = sums[LINK]
+    signs = np.sqrt(signs * np.nan_to_num(scores.score)[:, None])
+    signs[frame.presence != Presence.PRESENT] = 0.0
+    return Traits(signs, scores.air_c, scores.novel, throttled)
+
+
+def worth_a_look(judgement: Judgement) -> bool:
+    """Whether anything on this tick may be shared, or is odd at all."""
+    if judgement.verdicts or judgement.jobs:
+        return True
+    traits = judgement.traits
+    return traits is not None and bool(np.any(traits.air_c >= _AIR_STAYS_C))
+
+
+def attribute(fleet: Fleet, judgement: Judgement, standing: Standing, cluster: str) -> Attribution:
+    """The causes that several GPUs share on this tick. `standing` are the shared incidents
+    that are open, by subject: what belongs to one stays with it longer than it took to join."""
+    jobs = _Jobs(fleet.frame)
+    found = [causes.slow_job(job, fleet) for job in judgement.jobs]
+    taken = {row for cause in found for row in cause.rows}
+    open_rows = [
+        (fleet.rows[v.gpu.uuid], v)
+        for v in judgement.verdicts
+        if fleet.rows[v.gpu.uuid] not in taken
+    ]
+    found += _events(open_rows, fleet, jobs, standing)
+    taken |= {row for cause in found for row in cause.rows}
+    soft = {row: v for row, v in open_rows if v.kind is Kind.DEVIANT and row not in taken}
+    sides = _Sides(fleet, jobs, judgement, soft, standing, cluster)
+    found += sides.causes()
+    joined = _joined(c for c in found if c.subject.kind is not SubjectKind.FLEET)
+    owner = {row: place for place, cause in enumerate(joined) for row in cause.rows}
+    ill = _ill_nodes(joined, fleet, standing)
+    joined = _with_air(joined, fleet, judgement.traits, standing)
+    whole = next((c for c in found if c.subject.kind is SubjectKind.FLEET), None)
+    if not joined and whole is None:
+        return Attribution(judgement)
+    verdicts = tuple(
+        _softened(v, joined[owner[row]] if row in owner else None, v.gpu.node in ill)
+        for v in judgement.verdicts
+        for row in (fleet.rows[v.gpu.uuid],)
+    )
+    return Attribution(replace(judgement, verdicts=verdicts), joined, owner, whole)
+
+
+# ---- events: what the hardware or its driver says on many GPUs at once ---------------------
+
+
+def _acts(verdict: Verdict) -> bool:
+    """Hard evidence of the GPU's own."""
+    return verdict.kind in (Kind.FAULT, Kind.LOST) and (
+        verdict.may_fence or verdict.may_move or verdict.latch
+    )
+
+
+def acts_itself(verdict: Verdict) -> bool:
+    """Whether a member of a shared cause keeps an incident of its own: the hardware accuses it."""
+    return _acts(verdict)
+
+
+def _event(verdict: Verdict) -> str:
+    """What may be said of many GPUs of a job at once: an Xid, or what is but written down."""
+    first = verdict.evidence[0] if verdict.evidence else None
+    if first and first.kind == "xid" and first.value:
+        return f"Xid {first.value:.0f}"
+    return verdict.pattern if verdict.severity is Severity.INFO else ""
+
+
+def _events(
+    rows: list[tuple[int, Verdict]], fleet: Fleet, jobs: _Jobs, standing: Standing
+) -> Iterator[Shared]:
+    """One code over many GPUs of one job is that job's; many broken GPUs of a node are the
+    node's."""
+    crashes: dict[Subject, dict[str, list[tuple[int, Verdict]]]] = defaultdict(dict)
+    for row, verdict in rows:
+        job, event = _job(fleet.frame, row), _event(verdict)
+        if verdict.kind is Kind.FAULT and not _acts(verdict) and job and event:
+            crashes[job].setdefault(event, []).append((row, verdict))
+    taken: set[int] = set()
+    for job, codes in sorted(crashes.items(), key=lambda item: item[0].id):
+        standing_one = standing.get(job)
+        kept = [
+            (event, members)
+            for event, members in sorted(codes.items())
+            if _is_burst(members, fleet)
+            or (standing_one is not None and standing_one.kind is Kind.FAULT)
+        ]
+        if kept:
+            cause = causes.job_event(job, len(jobs.rows(job)), kept, fleet)
+            taken.update(cause.rows)
+            yield cause
+    by_node: dict[str, list[tuple[int, Verdict]]] = defaultdict(list)
+    for row, verdict in rows:
+        told = RANK[verdict.severity] > RANK[Severity.INFO]
+        if verdict.kind in (Kind.FAULT, Kind.LOST) and told and row not in taken:
+            by_node[verdict.gpu.node].append((row, verdict))
+    for node, members in sorted(by_node.items()):
+        known = standing.get(Subject(SubjectKind.NODE, node))
+        here = fleet.by_node[node]
+        stands = known is not None and known.kind in (Kind.FAULT, Kind.LOST)
+        if stands or (len(members) >= ALIKE_MIN and len(members) >= ALIKE_SHARE * len(here)):
+            yield causes.node_event(node, members, len(here))
+
+
+def _job(frame: Frame, row: int) -> Subject | None:
+    work = frame.workloads[row]
+    return causes.job_subject(work, frame.mates[row] if frame.mates else None) if work else None
+
+
+class _Jobs:
+    """The GPUs of every job, looked up when first asked for."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._rows: dict[Subject, list[int]] | None = None
+
+    def rows(self, job: Subject) -> list[int]:
+        if self._rows is None:
+            self._rows = defaultdict(list)
+            for row in range(len(self._frame.gpus)):
+                if (found := _job(self._frame, row)) is not None:
+                    self._rows[found].append(row)
+        return self._rows[job]
+
+
+def _is_burst(members: list[tuple[int, Verdict]], fleet: Fleet) -> bool:
+    """An application's code on three GPUs is its own; a code that may be the hardware's has to
+    be on two nodes before it is the job's."""
+    if len({row for row, _ in members}) < ALIKE_MIN:
+        return False
+    harmless = all(v.severity is Severity.INFO for _, v in members)
+    return harmless or len({v.gpu.node for _, v in members}) > 1
+
+
+# ---- sides: what deviates alike -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A subject that may explain what deviates alike. `rows` are those of its GPUs that do."""
+
+    subject: Subject
+    rows: tuple[int, ...]
+    reporting: int
+    merit: float  # harmonic mean of how much of it deviates and how much of that it explains
+
+
+class _Sides:
+    """The soft verdicts of one tick, sorted by what they show."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        jobs: _Jobs,
+        judgement: Judgement,
+        soft: Mapping[int, Verdict],
+        standing: Standing,
+        cluster: str,
+    ) -> None:
+        self._fleet, self._soft, self._standing = fleet, soft, standing
+        self._jobs = jobs
+        self._judgement, self._cluster = judgement, cluster
+
+    def causes(self) -> Iterator[Shared]:
+        if not self._soft:
+            return
+        strength = self._strengths()
+        for sign in range(len(SIGNS)):
+            if any(own == sign for own, _ in strength.values()):
+                yield from self._of_sign(sign, strength)
+
+    def _strengths(self) -> dict[int, tuple[int, float]]:
+        """Of every deviating row: its main sign, and how strong that is."""
+        traits, out = self._judgement.traits, {}
+        for row, verdict in self._soft.items():
+            if traits is not None and len(traits.signs):
+                own = traits.signs[row]
+                sign = int(np.argmax(own))
+                if own[sign] ** 2 >= _MAIN * max(verdict.score, 1e-9) ** 2:
+                    out[row] = (sign, float(own[sign]))
+                    continue
+            parts = np.zeros(len(SIGNS))  # without a baseline: what its mates say of it
+            for e in verdict.evidence:
+                if e.metric in _METRICS and e.kind in ("density", "peers"):
+                    parts[_METRICS[e.metric]] += e.contribution or 1e-9
+            if parts.any():
+                out[row] = (int(np.argmax(parts)), verdict.score)
+        return out
+
+    def _stands_out(self, row: int) -> bool:
+        """Whether its mates say that it is unlike them: then it is no part of what they share."""
+        verdict = self._soft.get(row)
+        return verdict is not None and any(e.kind == "peers" for e in verdict.evidence)
+
+    def _of_sign(self, sign: int, strength: Mapping[int, tuple[int, float]]) -> Iterator[Shared]:
+        left = {row: much for row, (own, much) in strength.items() if own == sign}
+        traits = self._judgement.traits
+        if traits is not None and len(traits.signs):
+            for row in map(int, np.flatnonzero(traits.signs[:, sign] >= _NEAR)):
+                if row not in strength:  # on its way, or of no verdict of its own
+                    left.setdefault(row, float(traits.signs[row, sign]))
+        while any(row in self._soft for row in left):
+            best = max(
+                self._candidates(sign, left),
+                key=lambda c: (
+                    round(c.merit, 6),
+                    -_PREFERRED[sign].index(c.subject.kind),
+                    len(c.rows),
+                    c.subject.id,
+                ),
+                default=None,
+            )
+            if best is None:
+                return
+            typical = float(np.median([left[row] for row in best.rows]))
+            inside = [row for row in best.rows if left[row] <= _BEYOND * typical]
+            place = Place(best.subject, tuple(inside), best.reporting)
+            yield causes.alike(
+                place, sign, self._soft, left, self._fleet, self._slowed(best.subject, inside)
+            )
+            for row in best.rows:
+                left.pop(row)
+
+    def _slowed(self, subject: Subject, rows: list[int]) -> bool:
+        """Whether so many of them are slowed down, by heat or power, that it is a page."""
+        traits = self._judgement.traits
+        if traits is None or not self._judgement.certified:
+            return False
+        if subject.kind not in (SubjectKind.NODE, SubjectKind.RACK):
+            return False
+        told = np.count_nonzero(np.nan_to_num(traits.throttled[rows]) >= _THROTTLES)
+        return bool(told >= min(ALIKE_MIN, len(rows)) and told > 0)
+
+    def _candidates(self, sign: int, left: Mapping[int, float]) -> Iterator[_Candidate]:
+        frame = self._fleet.frame
+        by_subject: dict[Subject, list[int]] = defaultdict(list)
+        kinds = _PREFERRED[sign]
+        for row in left:
+            gpu, job = frame.gpus[row], _job(frame, row)
+            by_subject[Subject(SubjectKind.NODE, gpu.node)].append(row)
+            if SubjectKind.JOB in kinds and job is not None and not self._stands_out(row):
+                by_subject[job].append(row)
+            if SubjectKind.RACK in kinds and gpu.rack:
+                by_subject[Subject(SubjectKind.RACK, gpu.rack)].append(row)
+        by_subject[Subject(SubjectKind.FLEET, self._cluster)] = list(left)
+        total = int(np.count_nonzero(frame.presence == Presence.PRESENT))
+        for subject, rows in by_subject.items():
+            typical = float(np.median([left[row] for row in rows]))
+            alike = [row for row in rows if left[row] >= _LIKE * typical]
+            reporting = self._reporting(subject, total)
+            if not self._holds(subject, alike, reporting, len(left), total, left):
+                continue
+            precision, recall = len(alike) / max(reporting, 1), len(alike) / len(left)
+            merit = 2.0 * precision * recall / (precision + recall)
+            yield _Candidate(subject, tuple(sorted(alike)), reporting, merit)
+
+    def _holds(
+        self,
+        subject: Subject,
+        alike: list[int],
+        reporting: int,
+        everywhere: int,
+        total: int,
+        left: Mapping[int, float],
+    ) -> bool:
+        known = self._standing.get(subject)
+        stays = known is not None and known.kind is Kind.DEVIANT
+        least, share = (_STAYS_MIN, _STAYS_SHARE) if stays else (ALIKE_MIN, ALIKE_SHARE)
+        typical = float(np.median([left[row] for row in alike]))
+        inside = [row for row in alike if left[row] <= _BEYOND * typical]
+        if len(inside) < least or len(inside) < share * reporting:
+            return False
+        if not any(row in self._soft for row in inside):
+            return False
+        gpus = self._fleet.frame.gpus
+        others, elsewhere = total - reporting, everywhere - len(alike)
+        spread = elsewhere > _ELSEWHERE * others
+        match subject.kind:
+            case SubjectKind.FLEET:
+                return len({gpus[row].node for row in inside}) > 1
+            case SubjectKind.RACK:
+                nodes = {gpus[row].node for row in inside}
+                return len(nodes) > 1 and others > 0 and not spread
+            case SubjectKind.JOB:
+                return not _new_driver(self._fleet.frame, inside)
+        return not spread
+
+    def _reporting(self, subject: Subject, total: int) -> int:
+        fleet = self._fleet
+        match subject.kind:
+            case SubjectKind.FLEET:
+                return total
+            case SubjectKind.NODE:
+                members: Iterable[int] = fleet.by_node[subject.id]
+            case SubjectKind.RACK:
+                nodes = fleet.by_rack[subject.id]
+                members = (row for node in nodes for row in fleet.by_node[node])
+            case _:
+                members = self._jobs.rows(subject)
+        return sum(fleet.present(row) for row in members)
+
+
+def _new_driver(frame: Frame, rows: list[int]) -> bool:
+    """Whether most of these GPUs have just been given another driver."""
+    changed = [row for row in rows if causes.driver_is_new(frame.gpus[row], frame.at_s)]
+    return 2 * len(changed) > len(rows)
+
+
+# ---- air: what a host's GPUs have in common before any of them deviates ---------------------
+
+
+def _with_air(
+    found: tuple[Shared, ...], fleet: Fleet, traits: Traits | None, standing: Standing
+) -> tuple[Shared, ...]:
+    """Hosts, or racks, whose air is clearly warmer than that of the others. Their own part is
+    taken off before any GPU is judged, so that without this it would go untold."""
+    if traits is None or not np.any(traits.air_c >= _AIR_STAYS_C):
+        return found
+    told = {c.subject for c in found}
+    hosts: dict[str, float] = {}
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row in map(int, np.flatnonzero(np.isfinite(traits.air_c))):
+        node = fleet.frame.gpus[row].node
+        hosts[node] = max(float(traits.air_c[row]), hosts.get(node, -np.inf))
+        rows[node].append(row)
+    if len(hosts) < 2:
+        return found  # one host: its air is the room's
+    warm: dict[str, float] = {}
+    values = np.array(list(hosts.values()))
+    for place, (node, air_c) in enumerate(hosts.items()):
+        if air_c < _AIR_STAYS_C:
+            continue
+        rest_c = float(np.median(np.delete(values, place)))
+        known = standing.get(Subject(SubjectKind.NODE, node))
+        stays = known is not None or Subject(SubjectKind.RACK, fleet.rack_of(node)) in standing
+        limit_c = _AIR_STAYS_C if stays else _AIR_TOLD_C
+        if air_c >= limit_c and air_c - rest_c >= limit_c:
+            warm[node] = air_c - rest_c
+    made = []
+    racks: dict[str, list[str]] = defaultdict(list)
+    for node in warm:
+        racks[fleet.rack_of(node)].append(node)
+    for rack, nodes in sorted(racks.items()):
+        mine = [n for n in fleet.by_rack.get(rack, ()) if n in hosts]
+        others = len(hosts) - len(mine)
+        whole = rack and len(nodes) > 1 and 2 * len(nodes) >= len(mine) and others > 0
+        if whole and len(warm) - len(nodes) <= _ELSEWHERE * others:
+            subject = Subject(SubjectKind.RACK, rack)
+            members = tuple(row for node in nodes for row in rows[node])
+            shift_c = float(np.median([warm[node] for node in nodes]))
+            made.append(causes.air(subject, members, shift_c, len(nodes), _AIR_FOR_S))
+            continue
+        for node in sorted(nodes):
+            subject = Subject(SubjectKind.NODE, node)
+            made.append(causes.air(subject, tuple(rows[node]), warm[node], 1, _AIR_FOR_S))
+    hot = {
+        fleet.frame.gpus[row].node
+        for cause in found
+        if cause.subject.kind is SubjectKind.RACK
+        for row in cause.rows
+    }
+    new = [c for c in made if c.subject not in told and c.node not in hot]
+    return (*found, *new)
+
+
+# ---- putting together -----------------------------------------------------------------------
+
+
+def _joined(found: Iterable[Shared]) -> tuple[Shared, ...]:
+    """One cause per subject: the gravest speaks, the others' evidence comes after it."""
+    by_subject: dict[Subject, list[Shared]] = defaultdict(list)
+    for cause in found:
+        by_subject[cause.subject].append(cause)
+    return tuple(_one(own) for own in by_subject.values())
+
+
+def _one(own: list[Shared]) -> Shared:
+    first, *rest = sorted(
+        own,
+        key=lambda c: (RANK[c.severity], c.kind is not Kind.DEVIANT, len(c.rows), c.pattern),
+        reverse=True,
+    )
+    more = tuple(e for c in rest for e in c.evidence)
+    rows = tuple(sorted({row for c in own for row in c.rows}))
+    return replace(first, evidence=first.evidence + more, rows=rows)
+
+
+def _ill_nodes(found: Iterable[Shared], fleet: Fleet, standing: Standing) -> frozenset[str]:
+    """The nodes that, or whose rack, something is wrong with as a whole."""
+    places = (SubjectKind.NODE, SubjectKind.RACK)
+    gpus = fleet.frame.gpus
+    now = (gpus[row].node for c in found if c.subject.kind in places for row in c.rows)
+    before = (
+        m.node
+        for i in standing.values()
+        if i.subject.kind in places and i.pattern != causes.WARM_AIR
+        for m in i.members
+    )
+    return frozenset((*now, *before))
+
+
+def _softened(verdict: Verdict, cause: Shared | None, ill: bool) -> Verdict:
+    """What is shared is a ticket at most and moves nothing by itself. A GPU that deviates more
+    than its ill node does may page, but whether to move off that node is a person's decision."""
+    if verdict.kind is not Kind.DEVIANT or (cause is None and not ill):
+        return verdict
+    if cause is None:
+        text = "other GPUs of its node or rack deviate too: look there before this GPU"
+        note = Evidence(
+            "density", "shared", text, at_s=verdict.evidence[0].at_s if verdict.evidence else 0
+        )
+        evidence = (*verdict.evidence, note)
+        return replace(verdict, may_fence=False, may_move=False, evidence=evidence)
+    severity = Severity.WARNING if verdict.severity is Severity.CRITICAL else verdict.severity
+    return replace(verdict, severity=severity, may_fence=False, may_move=False)
