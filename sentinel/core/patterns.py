@@ -106,6 +106,7 @@ _HARD: Final[Mapping[tuple[str, str], str]] = {
     ("lost", "up"): "lost",
 }
 _SYMPTOMS: Final = frozenset({"hang", "memory_full", "nvlink", "pcie_link", "slower"})
+_PACE: Final = "change"  # the unit of a pace that its mates lost and this GPU did not
 _THROTTLE: Final = frozenset({"throttle_heat", "throttle_brake", "throttle_hw"})
 
 Signature = Mapping[str, float]  # dimension -> -1..1; what did not move is left out
@@ -124,7 +125,9 @@ def signature(evidence: Iterable[Evidence], xids: Mapping[int, str]) -> dict[str
 def _read(e: Evidence, xids: Mapping[int, str]) -> tuple[str, float]:
     if e.kind == "xid":
         return xids.get(int(e.value or 0), "other"), 1.0
-    if e.kind == "density":
+    if e.kind == "peers" and e.unit == _PACE:
+        return "slower", 1.0
+    if e.kind in ("density", "peers"):
         return _DENSITY.get(e.metric, ""), _deviation(e)
     if e.kind == "peers":  # against its mates: a place of its own in the pattern, or a slow GPU
         if e.value is None:

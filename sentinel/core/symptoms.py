@@ -69,6 +69,7 @@ class Symptoms:
         self._codes: dict[Workload, float] = {}  # of the jobs that run now; 0 is no job
         self._jobs = 0.0
         self._state = np.zeros((_WIDTH, 0))
+        self._node = np.zeros(0, dtype=np.int64)
 
     def look(self, frame: Frame) -> list[Finding]:
         """Symptoms that stand in this frame, each a ticket."""
@@ -131,7 +132,7 @@ class Symptoms:
         state[_STOOD] = np.where(stands, state[_STOOD] + dt_s, np.where(known, 0.0, state[_STOOD]))
         long = np.flatnonzero(stands & (state[_STOOD] >= _HANG_S))
         out = []
-        for row in map(int, self._own(frame, long)):
+        for row in map(int, self._own(long)):
             minutes = state[_STOOD, row] / 60.0
             text = (
                 f"GPU utilisation {util[row]:.0%} and no activity for {minutes:.0f} min, though "
@@ -210,15 +211,17 @@ class Symptoms:
             out.append(_ticket(row, "memory full", evidence, severity=Severity.INFO))
         return out
 
-    def _own(self, frame: Frame, rows: Ints) -> Ints:
-        """Those of the rows whose job mates are, in their majority, not among them."""
+    def _own(self, rows: Ints) -> Ints:
+        """Those of the rows whose job mates are, in their majority, not among them; where no job
+        is known, the GPUs of the node that have none either."""
         if not len(rows):
             return rows
-        work = self._state[_WORK]
-        among = np.isin(np.arange(len(work)), rows)
-        keep = [r for r in rows if work[r] == 0 or among[work == work[r]].mean() <= 0.5
-                or np.count_nonzero(work == work[r]) == 1]  # fmt: skip
-        return np.array(keep, dtype=np.int64)
+        work = self._state[_WORK].astype(np.int64)
+        _, group = np.unique(np.where(work > 0, work, -1 - self._node), return_inverse=True)
+        size = np.bincount(group)
+        stand = np.bincount(group[rows], minlength=len(size))
+        own: Ints = rows[(stand <= 0.5 * size)[group[rows]] | (size[group[rows]] == 1)]
+        return own
 
     def _new_work(self, frame: Frame) -> None:
         """Another job begins a new account of what a GPU has done under it."""
@@ -242,13 +245,15 @@ class Symptoms:
         old = {gpu.uuid: row for row, gpu in enumerate(self._gpus)}
         source = np.array([old.get(gpu.uuid, -1) for gpu in frame.gpus], dtype=np.int64)
         fresh = np.zeros((_WIDTH, len(source)))
-        fresh[[_LINK, _LINK + 2]] = 0.0
         for k in range(len(_NVLINK)):
             fresh[_ERROR + 5 * k] = np.nan
             fresh[_ERROR + 5 * k + 1] = frame.at_s
         kept = source >= 0
         fresh[:, kept] = self._state[:, source[kept]]
         self._state, self._gpus, self._workloads = fresh, frame.gpus, ()
+        number: dict[str, int] = {}
+        nodes = [number.setdefault(gpu.node, len(number)) for gpu in frame.gpus]
+        self._node = np.array(nodes, dtype=np.int64)
 
 
 # rows of the state, [rows, gpus]

@@ -72,9 +72,9 @@ def learn(incidents: Sequence[Incident], book: Book) -> Learnt:
         if id and not incident.is_open:
             past[id] = lived_on(past[id], incident)
     made = [
-        replace(full.patterns[id].kept(), past=past[id])
-        for id in full.patterns
-        if past[id].count or full.patterns[id].origin == "learnt"
+        replace(was.kept(), past=past[id] if past[id].count else was.past)
+        for id, was in full.patterns.items()
+        if past[id].count or was.origin == "learnt"
     ]
     return Learnt(tuple(made), of, len(of), sum(not id for id in of.values()))
 
