@@ -16,7 +16,7 @@ import httpx
 import pytest
 from rich.console import Console, RenderableType
 
-from sentinel import apiclient, configfile, display, remote
+from sentinel import apiclient, configfile, display, remote, remotepatterns
 from sentinel.cli import INTERNAL, main
 from sentinel.config import Config
 from sentinel.core import domain
@@ -146,7 +146,38 @@ def drawn(what: RenderableType) -> str:
     return text.get()
 
 
+def test_patterns_are_shown_with_what_to_do_first(at: Cli) -> None:
+    shown = at("patterns", "list").stdout
+    assert all(text in shown for text in ("overheating", "2 moved, 1 reset", "10 min", "learnt-1"))
+    assert at.json("patterns", "list", "--state", "confirmed")["total"] == 1
+    one = at("patterns", "show", "overheating").stdout
+    assert all(text in one for text in ("confirmed by ada", "inlet air", "temp +1", "inc-0"))
+    assert "no pattern x-y" in at("patterns", "show", "x-y", code=1).stderr
+    assert set(remotepatterns.STATES) == set(domain.PatternState)
+
+
+def test_what_was_learnt_of_patterns_is_said() -> None:
+    found = {"incidents": 9, "novel": 2, "patterns": [{"id": "l-1", "name": "n", "incidents": 4}]}
+    told = drawn(display.relearnt(found))
+    assert "9 incidents, 2 of them like nothing known" in told
+    assert "learnt pattern l-1: n, 4 incidents" in told
+
+
 # ---- changing -----------------------------------------------------------------------
+
+
+def test_what_people_say_of_patterns_is_queued(at: Cli, face: Face) -> None:
+    at("patterns", "rename", "learnt-1", "loose HBM", "--reason", "seen before")
+    at("patterns", "confirm", "learnt-1")
+    at("patterns", "reject", "hang")
+    assert at.json("patterns", "learn")["command"]["kind"] == "learn_patterns"
+    kept = face.journal.pending_commands()
+    assert [(c.kind.value, c.value) for c in kept[:2]] == [
+        ("rename_pattern", "loose HBM"),
+        ("confirm_pattern", ""),
+    ]
+    assert kept[0].reason == "seen before"
+    assert "another pattern" in at("patterns", "rename", "hang", "overheating", code=1).stderr
 
 
 def test_changing_commands_are_queued_with_who_and_why(at: Cli, face: Face) -> None:

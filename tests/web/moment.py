@@ -17,6 +17,7 @@ from sentinel.core.domain import (
     Coverage,
     Decision,
     Evidence,
+    FaultPattern,
     Frame,
     Gpu,
     Incident,
@@ -28,6 +29,8 @@ from sentinel.core.domain import (
     Mode,
     Operation,
     Outcome,
+    Past,
+    PatternState,
     Peak,
     Presence,
     Quarantine,
@@ -38,10 +41,30 @@ from sentinel.core.domain import (
     Workload,
 )
 from sentinel.core.policy import Budget
+from sentinel.data import load_catalog
 from sentinel.edges.store import Store
 from sentinel.web.snapshot import Snapshot, TickStats
 
 NOW_S = 1_700_000_000.0
+LEARNT = FaultPattern("learnt-1", "memory clock low, power high", shapes=({"mem_clock": -1.0},))
+PATTERNS = (
+    load_catalog()
+    .patterns.keeping(
+        {
+            "learnt-1": LEARNT,
+            "overheating": FaultPattern(
+                "overheating",
+                "overheating",
+                origin="shipped",
+                state=PatternState.CONFIRMED,
+                said_by="ada",
+                said_at_s=NOW_S - 5000,
+                past=Past(3, {"moved": 2, "reset": 1}, (60.0, 600.0, 660.0)),
+            ),
+        }
+    )
+    .patterns
+)
 TOKEN = "a-token-of-the-tests-only"
 SECRET = "whsec_c2VjcmV0c2VjcmV0c2VjcmV0"
 AUTH = {"authorization": f"Bearer {TOKEN}"}
@@ -58,9 +81,12 @@ INCIDENT = Incident(
     last_tick_s=NOW_S,
     kind=Kind.DEVIANT,
     severity=Severity.CRITICAL,
-    pattern="novel",
+    pattern="overheating",
     score=1.62,
     evidence=(EVIDENCE,),
+    signature={"temp": 1.0},
+    like="overheating",
+    distance=0.12,
     gpu_uuid="GPU-0-1",
     node="node-0",
     model="H100",
@@ -153,6 +179,7 @@ def moment(**changes: object) -> Snapshot:
         version="0.1.0",
         mode=Mode.ACT,
         cluster="test",
+        patterns=PATTERNS,
         control=CONTROL,
         frame=FRAME,
         judgement=JUDGEMENT,
