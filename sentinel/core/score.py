@@ -7,7 +7,7 @@ fleet. 1.0 is the edge of normal.
 The score of a row is the smallest response distance to any core whose demand is near enough,
 in units of the cohort's radius:
 
-    z_i   = ease * (x_i - core_i) / scale_i, clipped to +-CLIP
+    z_i   = ease * (x_i - core_i) / scale_i, clipped to +-clip
     score = sqrt(sum of z_i^2 over response features) / radius
 
 Where no core's demand is near, the work is *novel*: the score is then that of the features
@@ -50,17 +50,60 @@ _CAPPED_CLOCK: Final = 0.5
 _BATCH: Final = 2048  # rows scored at once: the working set stays in cache
 
 
+# what a column tells of a signal: its value now, its mean and its spread over the window
+NOW: Final = 0
+MEAN: Final = 1
+SPREAD: Final = 2
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Space:
-    """The columns that distances are taken over, each array [features]: which are demand,
+    """The columns that distances are taken over, each array [columns]: which are demand,
     which are independent of demand by physics, and how much a deviation below or above
-    counts (0 = harmless)."""
+    counts (0 = harmless). Column k is `kind[k]` (NOW, MEAN or SPREAD over the window) of
+    signal `signal[k]`. A deviation counts up to `clip` units; a score is smoothed with the
+    mean of the last `smooth_steps` grid steps (1 = not at all)."""
 
     names: tuple[str, ...]
     demand: Bools
     physical: Bools
     below: Floats
     above: Floats
+    signal: Ints
+    kind: Ints
+    clip: float = CLIP
+    smooth_steps: int = 1
+
+    @property
+    def signals(self) -> int:
+        """How many signals the columns are made of."""
+        return int(self.signal.max()) + 1 if len(self.signal) else 0
+
+
+def signal_space(
+    names: tuple[str, ...],
+    demand: Bools | None = None,
+    kinds: tuple[int, ...] = (NOW,),
+    *,
+    clip: float = CLIP,
+    smooth_steps: int = 1,
+) -> Space:
+    """A space of these kinds of columns of each signal, in which all deviations count alike.
+    `demand` [signals] says which signals are demand; by default none is."""
+    count, ask = len(names), np.zeros(len(names), dtype=bool) if demand is None else demand
+    words = {NOW: "{}", MEAN: "{} (mean)", SPREAD: "{} (spread)"}
+    ones = np.ones(count * len(kinds))
+    return Space(
+        tuple(words[kind].format(name) for kind in kinds for name in names),
+        np.tile(ask, len(kinds)),
+        np.zeros(count * len(kinds), dtype=bool),
+        ones,
+        ones,
+        np.tile(np.arange(count), len(kinds)),
+        np.repeat(np.array(kinds, dtype=np.int64), count),
+        clip,
+        smooth_steps,
+    )
 
 
 GPU_SPACE: Final = Space(
@@ -69,14 +112,18 @@ GPU_SPACE: Final = Space(
     physical=np.isin(np.arange(len(FEATURES)), PHYSICAL),
     below=np.array([f.ease[0] for f in FEATURES]),
     above=np.array([f.ease[1] for f in FEATURES]),
+    signal=np.arange(len(FEATURES)),
+    kind=np.full(len(FEATURES), NOW),
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Density:
-    """What normal looks like in one space. `cores` is float64 [cores, features], NaN where
-    there is no such metric; `clusters` [cores] the cluster of each; `scale` [features] is one
-    unit of distance; `radius` the edge of normal in those units."""
+    """What normal looks like in one space. `cores` is float64 [cores, columns], NaN where
+    there is no such metric; `clusters` [cores] the cluster of each; `scale` [columns] is one
+    unit of distance; `radius` the edge of normal in those units. `reach`, a share of the
+    radius, is how far a state lies from the cores before it is one of its own (`adapt.py`);
+    `regimes` names each cluster. Values beyond `low` and `high` [columns] count as these."""
 
     space: Space
     cores: Floats
@@ -84,6 +131,16 @@ class Density:
     scale: Floats
     radius: float
     demand_radius: float
+    reach: float = 1.0
+    regimes: tuple[str, ...] = ()
+    low: Floats | None = None
+    high: Floats | None = None
+
+    def bounded(self, columns: Floats) -> Floats:
+        """Columns [rows, columns] with what lies beyond all bounds drawn in to them."""
+        if self.low is None or self.high is None:
+            return columns
+        return np.clip(columns, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -315,7 +372,7 @@ def _score_batch(
         best[novel] = np.argmin(physical2, axis=1)
     expected = cores[best]
     z = (values - expected) / density.scale
-    z = np.clip(z * softer * np.where(z > 0, space.above, space.below), -CLIP, CLIP)
+    z = np.clip(z * softer * np.where(z > 0, space.above, space.below), -space.clip, space.clip)
     counted = np.where(novel[:, None], response & space.physical, response)
     z = np.where(counted & np.isfinite(z), z, 0.0)
     total = (z * z).sum(axis=1)
@@ -333,21 +390,30 @@ def distance2(
     softer: Floats | None = None,
 ) -> Floats:
     """Clipped, eased squared distance [rows, cores] over the chosen columns. A value that a
-    row or a core does not have says nothing: it adds no distance."""
+    row or a core does not have says nothing: it adds no distance. Each row's result is the
+    same to the last bit whichever rows it is computed with."""
     total = np.zeros((len(values), len(cores)), dtype=np.float32)
-    work = np.empty_like(total)
-    for f in np.flatnonzero(columns):
-        x = (values[:, f] / density.scale[f]).astype(np.float32)
-        c = (cores[:, f] / density.scale[f]).astype(np.float32)
-        np.subtract(x[:, None], c[None, :], out=work)
-        below, above = np.float32(density.space.below[f]), np.float32(density.space.above[f])
-        if below != 1.0 or above != 1.0:
-            work *= np.where(work > 0, above, below)
-        if softer is not None and (softer[:, f] != 1.0).any():
-            work *= softer[:, f].astype(np.float32)[:, None]
-        np.clip(work, -CLIP, CLIP, out=work)
+    if not total.size:
+        return total.astype(np.float64)
+    chosen, space = np.flatnonzero(columns), density.space
+    # about one core: large levels (bytes, MHz) lose nothing in float32
+    about, scale = np.nan_to_num(cores[0, chosen]), density.scale[chosen]
+    rows = np.ascontiguousarray(((values[:, chosen] - about) / scale).T, dtype=np.float32)
+    core = np.ascontiguousarray(((cores[:, chosen] - about) / scale).T, dtype=np.float32)
+    gaps: Bools = np.any(np.isnan(rows), axis=1) | np.any(np.isnan(core), axis=1)
+    below, above = space.below[chosen].astype(np.float32), space.above[chosen].astype(np.float32)
+    eased: Bools = (below != 1.0) | (above != 1.0)
+    part = None if softer is None else softer[:, chosen].astype(np.float32).T
+    most, work = np.float32(space.clip**2), np.empty_like(total)
+    for f in range(len(chosen)):
+        np.subtract(rows[f, :, None], core[f], out=work)
+        if eased[f]:
+            work *= np.where(work > 0, above[f], below[f])
+        if part is not None and (part[f] != 1.0).any():
+            work *= part[f, :, None]
         np.multiply(work, work, out=work)
-        if np.isnan(x).any() or np.isnan(c).any():
+        np.minimum(work, most, out=work)
+        if gaps[f]:
             np.nan_to_num(work, copy=False, nan=0.0)
-        total += work
+        np.add(total, work, out=total)
     return total.astype(np.float64)

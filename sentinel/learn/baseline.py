@@ -12,23 +12,42 @@ common slope, itself shrunk towards a physical prior.
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
-from sklearn.cluster import DBSCAN
+from sklearn.cluster import DBSCAN, MiniBatchKMeans
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import calinski_harabasz_score, silhouette_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from sentinel.core.domain import Bools, Floats, Ints
-from sentinel.core.score import Density, Space, Thermal, distance2, score_rows
+from sentinel.core.score import (
+    NOW,
+    Density,
+    Space,
+    Thermal,
+    distance2,
+    score_rows,
+    signal_space,
+)
+from sentinel.learn.regimes import name_regimes
 
 _R_PRIOR: Final = 0.06  # °C per W: data-centre GPUs with air cooling lie between 0.04 and 0.09
 _R_PRIOR_SD: Final = 0.03
 _R_SPREAD: Final = 0.25  # how far one GPU's slope may lie from its model's, as a share
 _TEMP_NOISE_C: Final = 2.0
 _INDEPENDENT_S: Final = 180.0  # rows closer in time than this say the same thing of a heat sink
+
+
+_LEVEL_SHARE: Final = 0.01  # of a signal's highest level: smaller deviations are noise
+_NEVER: Final = 1e-12
+_EDGE: Final = 0.99  # of the training rows lie inside the edge
+_REACH: Final = 0.95  # of the training rows are no states of their own
+_SMALLEST_REACH: Final = 1e-6
 
 
 class DensityBaseline(BaseEstimator):
@@ -65,6 +84,7 @@ class DensityBaseline(BaseEstimator):
         max_radius: float = 3.0,
         demand_radius: float = 2.0,
         noise_share: float = 0.001,
+        spread: bool = False,
     ) -> None:
         self.space = space
         self.floors = floors
@@ -74,6 +94,7 @@ class DensityBaseline(BaseEstimator):
         self.max_radius = max_radius
         self.demand_radius = demand_radius
         self.noise_share = noise_share
+        self.spread = spread
 
     def fit(self, X: Any, y: Any = None, *, groups: Any = None, hold_rows: int = 1) -> Self:
         """Learns from rows [n, features] in time order per group (a group is one GPU).
@@ -83,15 +104,35 @@ class DensityBaseline(BaseEstimator):
         """
         rows = validate_data(self, X, ensure_all_finite="allow-nan", dtype=np.float64)
         who = np.zeros(len(rows), dtype=np.int64) if groups is None else np.asarray(groups)
-        space = self.space or _plain_space(rows.shape[1])
-        scale = self._scale(rows, who)
+        space = self.space or signal_space(tuple(f"x{i}" for i in range(rows.shape[1])))
+        low = high = None
+        if self.spread:
+            mean, scale = _spread(space, rows)
+            low, high = mean - space.clip * scale, mean + space.clip * scale
+        else:
+            scale = self._scale(rows, who)
         blank = Density(
-            space, rows[:0], np.zeros(0, dtype=np.int64), scale, 1.0, self.demand_radius
+            space,
+            rows[:0],
+            np.zeros(0, dtype=np.int64),
+            scale,
+            1.0,
+            self.demand_radius,
+            low=low,
+            high=high,
         )
-        sample = rows[_stride(len(rows), self.max_rows)]
+        sample = blank.bounded(rows[_stride(len(rows), self.max_rows)])
         density, labels = self._cores(blank, sample)
-        radius = self._radius(blank, rows, who, max(1, hold_rows))
-        self.density_ = _with(density, radius=radius)
+        inside = score_rows(density, sample)[0]
+        inside = inside[np.isfinite(inside)] if np.isfinite(inside).any() else np.ones(1)
+        if self.spread:
+            radius = max(float(np.quantile(inside, _EDGE)), _SMALLEST_REACH)
+        else:
+            radius = self._radius(blank, rows, who, max(1, hold_rows))
+        reach = max(float(np.quantile(inside, _REACH)), _SMALLEST_REACH) / radius
+        density = dataclasses.replace(density, radius=radius, reach=reach)
+        counts = np.bincount(labels[labels >= 0], minlength=int(density.clusters.max()) + 1)
+        self.density_ = dataclasses.replace(density, regimes=name_regimes(density, counts))
         self.labels_ = labels
         self.evaluation_ = _evaluate(self.density_, sample, labels)
         return self
@@ -130,6 +171,8 @@ class DensityBaseline(BaseEstimator):
 
     def _cores(self, blank: Density, sample: Floats) -> tuple[Density, Ints]:
         every = np.ones(sample.shape[1], dtype=bool)
+        if self.spread:
+            return self._means(blank, sample)
         reach = 0.5
         while True:
             leaders, owner = _leaders(blank, sample, reach, self.max_cores)
@@ -152,6 +195,33 @@ class DensityBaseline(BaseEstimator):
         )
         return density, cluster[owner]
 
+    def _means(self, blank: Density, sample: Floats) -> tuple[Density, Ints]:
+        level = np.nan_to_num(_quantiles(sample, (0.5,))[0])
+        z = (np.where(np.isfinite(sample), sample, level) - level) / blank.scale
+        z = z[:, np.ptp(z, axis=0) > 0] if z.any() else z[:, :1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # fewer states than asked for
+            owner = MiniBatchKMeans(
+                min(self.max_cores, len(z)), random_state=0, n_init=3, batch_size=1024
+            ).fit_predict(z.astype(np.float32))
+        _, owner = np.unique(owner, return_inverse=True)
+        owner = owner.astype(np.int64)
+        count = np.bincount(owner).astype(np.float64)
+        centres = _means(sample, owner, len(count))
+        every = np.ones(sample.shape[1], dtype=bool)
+        apart = np.sqrt(distance2(blank, centres, centres, every))
+        own = np.sqrt(((sample - centres[owner]) ** 2 / blank.scale**2).clip(max=400).sum(axis=1))
+        cluster = DBSCAN(
+            eps=2 * np.quantile(np.nan_to_num(own), 0.95) + 1e-9,
+            min_samples=max(3, round(self.noise_share * len(sample))),
+            metric="precomputed",
+        ).fit_predict(np.maximum(apart, apart.T), sample_weight=count)
+        kept = cluster >= 0
+        if not kept.any():
+            cluster, kept = np.zeros_like(cluster), np.ones_like(kept)
+        density = dataclasses.replace(blank, cores=centres[kept], clusters=cluster[kept])
+        return density, cluster[owner]
+
     def _radius(self, blank: Density, rows: Floats, groups: Ints, hold: int) -> float:
         """The edge: what sustained healthy deviation reaches when one half of the time is
         judged by the other half, over GPUs' worst cases (not over autocorrelated rows)."""
@@ -172,21 +242,22 @@ class DensityBaseline(BaseEstimator):
         return float(np.clip(reached, self.min_radius, self.max_radius))
 
 
-def _plain_space(width: int) -> Space:
-    ones = np.ones(width)
-    none = np.zeros(width, dtype=bool)
-    return Space(tuple(f"x{i}" for i in range(width)), none, none, ones, ones)
-
-
-def _with(density: Density, *, radius: float) -> Density:
-    return Density(
-        density.space,
-        density.cores,
-        density.clusters,
-        density.scale,
-        radius,
-        density.demand_radius,
-    )
+def _spread(space: Space, rows: Floats) -> tuple[Floats, Floats]:
+    """(mean, one unit of distance) [columns]: the standard deviation, at least `_LEVEL_SHARE`
+    of the highest level of the signal, so that bytes and ratios are alike. A signal that never
+    left zero has no level: whatever it does then is far."""
+    known = np.isfinite(rows)
+    count = np.maximum(known.sum(axis=0), 1)
+    filled = np.where(known, rows, 0.0)
+    level = np.abs(filled).max(axis=0)
+    unit = np.where(level > 0, level, 1.0)  # squares of bytes and of ratios both stay in range
+    mean = (filled / unit).sum(axis=0) / count
+    away = np.where(known, rows / unit - mean, 0.0)
+    deviation = unit * np.sqrt((away**2).sum(axis=0) / count)
+    own = np.zeros(space.signals)
+    own[space.signal[space.kind == NOW]] = level[space.kind == NOW]
+    floor = _LEVEL_SHARE * np.maximum(own[space.signal], 0.0)
+    return unit * mean, np.maximum(np.maximum(deviation, floor), _NEVER * unit)
 
 
 def _stride(n: int, most: int) -> Ints:
