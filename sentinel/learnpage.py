@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any, Final
 
-_STYLE: Final = """
+_COLOURS: Final = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d1d9e0;
   --paper: #ffffff; --card: #f6f8fa; --mark: #0b62c4; --band: #0b62c426; --bad: #b3261e;
   --warn: #8a5300; --good: #18703a; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9aa6b2; --line: #3a434d;
   --paper: #0f1419; --card: #182028; --mark: #6cb0ff; --band: #6cb0ff30; --bad: #ff8f85;
   --warn: #f0b35a; --good: #6fd08c; } }
+"""
+_TEXT: Final = """
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 62rem; background: var(--paper);
   color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
@@ -37,7 +39,10 @@ h3 { font-size: 1rem; margin: 1.5rem 0 .25rem; } p { margin: .4rem 0; max-width:
 th { color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child, .words td:last-child, .words th:last-child { text-align: left; }
 svg { display: block; width: 100%; height: auto; max-width: 46rem; margin: .75rem 0; }
-svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
+"""
+_PLOTS: Final = """
+svg text { fill: var(--ink); font: 12px system-ui, sans-serif; paint-order: stroke;
+  stroke: var(--paper); stroke-width: 3px; stroke-linejoin: round; }
 svg .soft { fill: var(--soft); } svg .grid { stroke: var(--line); stroke-width: 1; }
 svg .line { fill: none; stroke: var(--mark); stroke-width: 2; } svg .band { fill: var(--band); }
 svg .limit { stroke: var(--warn); stroke-width: 1.5; stroke-dasharray: 5 4; }
@@ -76,10 +81,27 @@ def page(told: dict[str, Any]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_STYLE}</style></head>\n<body>\n"
+        f"<title>{title}</title><style>{_COLOURS}{_TEXT}{_PLOTS}</style></head>\n<body>\n"
         + "\n".join(part for part in parts if part)
         + "\n</body></html>\n"
     )
+
+
+def pictures(told: dict[str, Any]) -> dict[str, str]:
+    """The plots as SVG files of their own: `budget`, and `states` of the model with most GPUs."""
+    largest = max(told["cohorts"], key=lambda c: c["gpus"])
+    drawn = {"states": _regime_plot(largest.get("regimes", []))}
+    if rows := _drawn(told["calibration"]["table"]):
+        drawn["budget"] = _rate_plot(rows, told["budget"], told["calibration"])
+    style = _COLOURS.replace(":root", "svg") + _PLOTS.replace("svg ", "")
+    head = f'<style>{style}</style><rect width="100%" height="100%" fill="var(--paper)"/>'
+    return {
+        name: svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
+            "</title>", f"</title>{head}", 1
+        )
+        for name, svg in drawn.items()
+        if svg.startswith("<svg")
+    }
 
 
 def _head(told: dict[str, Any]) -> str:
@@ -135,7 +157,7 @@ def _calibration(told: dict[str, Any]) -> str:
         text += f'<p class="warn">Not certified: {escape(known["why"])}.</p>'
     if not rows:
         return text + '<p class="soft">Too few deviations to draw.</p>'
-    shown = [r for r in rows if r["per_week"] >= 10**_LOG_LOW] or rows[:2]
+    shown = _drawn(rows)
     table = _table(
         ("score", "a week, expected", "95 % interval", "seen in the window"),
         (
@@ -150,6 +172,11 @@ def _calibration(told: dict[str, Any]) -> str:
     )
     plot = _rate_plot(shown, budget, known)
     return f"{text}{plot}<details><summary>As a table</summary>{table}</details>"
+
+
+def _drawn(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """The rows whose rate is worth a look."""
+    return [r for r in rows if r["per_week"] >= 10**_LOG_LOW] or rows[:2]
 
 
 def _rate_plot(
@@ -298,14 +325,21 @@ def _regime_plot(regimes: Sequence[dict[str, Any]]) -> str:
             f"{t['median']:.0f} °C</title></circle>"
         )
         if place < _LABELLED:
-            side = "end" if cx > 0.7 * _W else "start"
+            label = f"{r['name']}, {r['share']:.0%}"
+            beside = any(
+                0 < x(o["median"]) - cx < 160 and abs(y(u["median"]) - cy) < 30
+                for o, u in zip(power, temp, strict=True)
+            )
+            wide = cx + radius + 6.5 * len(label) > _W - _RIGHT
+            side = "end" if wide or beside else "start"
             tx = cx + (radius + 5) * (-1 if side == "end" else 1)
             ty = cy - radius - 3
             while any(abs(ty - other) < 15 and abs(tx - ox) < 150 for ox, other in taken):
                 ty += 15
             taken.append((tx, ty))
-            label = f"{escape(r['name'])}, {r['share']:.0%}"
-            marks.append(f'<text x="{tx:.1f}" y="{ty:.1f}" text-anchor="{side}">{label}</text>')
+            marks.append(
+                f'<text x="{tx:.1f}" y="{ty:.1f}" text-anchor="{side}">{escape(label)}</text>'
+            )
     frame = _axes(
         [(x(v), f"{v:g}") for v in _ticks(*x_ends)],
         [(y(v), f"{v:g}") for v in _ticks(*y_ends)],
