@@ -294,16 +294,25 @@ def _keys(incident: Incident) -> tuple[str, ...]:
         keys.append(f"job:{incident.workload.id}")
     if incident.subject.kind is SubjectKind.JOB:
         keys.append(f"job:{incident.subject.id}")
+    if incident.subject.kind is not SubjectKind.GPU:  # its own, as a UUID is a GPU's
+        keys.append(f"{incident.subject.kind}={incident.subject.id}")
     return tuple(dict.fromkeys(keys))
+
+
+def _height(incident: Incident) -> float:
+    """What lasted of a GPU's score, the middle of its GPUs' where many share one cause; a
+    fleet's event has no height of its own and raises nothing."""
+    if incident.subject.kind is SubjectKind.GPU:
+        return max(incident.level, EDGE)
+    return incident.score if incident.subject.kind is not SubjectKind.FLEET else 0.0
 
 
 def _add(peaks: dict[str, Peak], incident: Incident, earned: Severity, now_s: float) -> None:
     keys = _keys(incident)
     began_s = incident.confirmed_at_s or now_s
-    score = max(incident.level, EDGE) if incident.subject.kind is SubjectKind.GPU else 0.0
     new = Peak(
         id=incident.id,
-        score=round(max(score, incident.level), 3),
+        score=round(_height(incident), 3),
         at_s=began_s,
         last_s=now_s,
         keys=keys,
