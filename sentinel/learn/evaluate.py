@@ -27,7 +27,6 @@ MAX_ROWS: Final = 20_000  # rows that a cohort is described by, evenly spread
 _SILHOUETTE_ROWS: Final = 2000  # its cost grows with the square
 _SHOWN: Final = ("gpu_util", "tensor_active", "dram_active", "power", "gpu_temp", "sm_clock")
 _HAS: Final = 0.05  # a metric that fewer rows have than this share is lacking
-_BUSY: Final = 0.05  # activity below this is none
 _QUANTILES: Final = (0.1, 0.5, 0.9)
 
 
@@ -105,18 +104,17 @@ def _quality(density: Density, values: Floats, labels: Ints) -> dict[str, Any]:
 def _regimes(cohort: Cohort, rows: Rows, labels: Ints) -> list[dict[str, Any]]:
     """Each cluster, the largest first: its share of the time and what is typical of it."""
     ids, counts = np.unique(labels[labels >= 0], return_counts=True)
-    out = []
+    names, out = cohort.density.regimes, []
     for id, count in sorted(zip(ids, counts, strict=True), key=lambda pair: -pair[1]):
         own = rows.part(labels == id)
-        typical = _typical(own)
         out.append(
             {
                 "cluster": int(id),
-                "name": _named(typical),
+                "name": names[id] if id < len(names) else f"regime {id + 1}",
                 "rows": int(count),
                 "share": float(count / len(labels)),
                 "gpus": len(np.unique(own.gpu)),
-                "typical": typical,
+                "typical": _typical(own),
             }
         )
     return out
@@ -138,24 +136,6 @@ def _typical(rows: Rows) -> dict[str, dict[str, Any]]:
             unit = units[name]
             out[name] = {"low": low, "median": middle, "high": high, "unit": unit}
     return out
-
-
-def _named(typical: dict[str, dict[str, Any]]) -> str:
-    """A plain word for a regime by what it asks of the GPU."""
-
-    def middle(name: str) -> float:
-        return float(typical[name]["median"]) if name in typical else float("nan")
-
-    util, tensor, dram = (middle(n) for n in ("gpu_util", "tensor_active", "dram_active"))
-    if max(np.nan_to_num([util, tensor, dram])) < _BUSY:
-        return "idle"
-    if np.isnan(tensor) and np.isnan(dram):
-        return "busy" if util >= 0.5 else "lightly loaded"
-    if np.nan_to_num(tensor) >= 0.25 and np.nan_to_num(tensor) >= 0.5 * np.nan_to_num(dram):
-        return "compute-bound"
-    if np.nan_to_num(dram) >= 0.25:
-        return "memory-bound"
-    return "busy" if np.nan_to_num(util) >= 0.5 else "lightly loaded"
 
 
 def _spread(n: int, most: int) -> Ints:
