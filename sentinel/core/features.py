@@ -76,6 +76,8 @@ INDEX: Final = {name: i for i, name in enumerate(NAMES)}
 ACTIVITY: Final = tuple(
     INDEX[name] for name in ("gpu_util", "mem_copy_util", "sm_active", "gr_active", "tensor_active")
 )
+# any of these tells how heavy the work is; GPU utilisation only that there is some
+WEIGHT: Final = tuple(INDEX[name] for name in ("sm_active", "tensor_active", "dram_active"))
 TEMP, MEM_TEMP = INDEX["temp_excess"], INDEX["mem_temp_excess"]
 # what physics makes independent of the work: scored even for work never seen before
 PHYSICAL: Final = (TEMP, MEM_TEMP, INDEX["throttled"], INDEX["ecc_sbe"], INDEX["pcie_replay"])

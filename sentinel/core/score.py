@@ -39,6 +39,7 @@ from sentinel.core.features import (
     MEM_TEMP,
     PHYSICAL,
     TEMP,
+    WEIGHT,
     Features,
 )
 
@@ -207,14 +208,10 @@ def score_fleet(
     for model, (members, known, host) in rows.by_model.items():
         cohort = cohorts[model]
         temps = features.values[members][:, [TEMP, MEM_TEMP]]
-        excess, predicted = thermal_excess(
-            cohort.thermal, known, features.power_ewma_w[members], temps
-        )
-        common = np.stack([host_median(excess[:, k], host) for k in range(2)], axis=1)
-        shift = np.clip(np.nan_to_num(common), -AIR_C, AIR_C)
-        predicted += shift
+        power_w = features.power_ewma_w[members]
+        excess, predicted = thermal_excess(cohort.thermal, known, power_w, temps, host)
         values = features.values[members].copy()
-        values[:, [TEMP, MEM_TEMP]] = np.maximum(excess - shift, 0.0)  # cooler is no evidence
+        values[:, [TEMP, MEM_TEMP]] = np.maximum(excess, 0.0)  # cooler is no evidence
         asleep(cohort.density, values)
         softer = excuses(cohort.density, values)
         score, novel, contribution, expected = score_rows(cohort.density, values, softer)
@@ -225,7 +222,8 @@ def score_fleet(
         out.values[members] = values
         out.expected[members] = expected
         out.predicted_c[members] = predicted
-        out.air_c[members] = common[:, 0]
+        alone, _ = thermal_excess(cohort.thermal, known, power_w, temps)
+        out.air_c[members] = host_median(alone[:, 0], host)
     return out
 
 
@@ -257,11 +255,17 @@ class RowIndex:
 
 
 def thermal_excess(
-    thermal: Thermal, known: npt.NDArray[np.int64], power_w: Floats, temp_c: Floats
+    thermal: Thermal,
+    known: npt.NDArray[np.int64],
+    power_w: Floats,
+    temp_c: Floats,
+    host: Ints | None = None,
 ) -> tuple[Floats, Floats]:
     """Temperature above what the power explains, reduced by the model's own uncertainty.
 
-    `known` [rows] is the GPU's place in the thermal table or -1, `temp_c` [rows, 2].
+    `known` [rows] is the GPU's place in the thermal table or -1, `temp_c` [rows, 2]; what all
+    GPUs of a `host` [rows] have in common is taken off first: where the air is cooler than it
+    was, only doubt about the model may not make a GPU look hot beside its mates.
     Returns (excess_c, predicted_c), both [rows, 2]; NaN where power or temperature is.
     """
     seen = known >= 0
@@ -281,6 +285,9 @@ def thermal_excess(
     slack = of(thermal.r_sd, thermal.default_r_sd) * np.abs(away_w)
     slack = slack + np.where(seen[:, None], 0.0, thermal.default_t0_sd_c)
     raw = temp_c - predicted
+    if host is not None:
+        shift = np.stack([shared_shift(raw[:, k], host) for k in range(2)], axis=1)
+        raw, predicted = raw - shift, predicted + shift
     excess: Floats = np.sign(raw) * np.maximum(np.abs(raw) - slack, 0.0)
     return excess, predicted
 
@@ -300,8 +307,12 @@ def asleep(density: Density, values: Floats) -> None:
 
 def excuses(density: Density, values: Floats) -> Floats:
     """How much of each deviation counts [gpus, features], 1 = all: at its power cap a GPU's
-    clock depends on what each watt has to do, and a changed driver or load moves it."""
+    clock depends on what each watt has to do, and a changed driver or load moves it. Without
+    profiling counters nothing tells how heavy the work is, and power is no answer to it:
+    utilisation counts any kernel, large or small."""
     out = np.ones_like(values)
+    blind = ~np.isfinite(values[:, WEIGHT]).any(axis=1)
+    out[blind, INDEX["power"]] = 0.0
     capped, power = values[:, INDEX["power_capped"]], values[:, INDEX["power"]]
     seen = density.cores[:, INDEX["power"]][np.isfinite(density.cores[:, INDEX["power"]])]
     at_cap = capped > 0.5

@@ -40,6 +40,10 @@ _R_PRIOR: Final = 0.06  # °C per W: data-centre GPUs with air cooling lie betwe
 _R_PRIOR_SD: Final = 0.03
 _R_SPREAD: Final = 0.25  # how far one GPU's slope may lie from its model's, as a share
 _TEMP_NOISE_C: Final = 2.0
+# what moves a temperature beside the power, slowly and for a whole host: inlet air, fans, the heat
+# that soaks in. Seen over a narrow range of powers it looks like a slope, so a slope is known no
+# better than this over the range of powers seen.
+_SLOW_C: Final = 2.0
 _INDEPENDENT_S: Final = 180.0  # rows closer in time than this say the same thing of a heat sink
 
 
@@ -389,12 +393,19 @@ def fit_thermal(
         spp = np.bincount(own, dp * dp, g) * weight
         spt = np.bincount(own, dp * dt, g) * weight
         lam = (_TEMP_NOISE_C / _R_PRIOR_SD) ** 2
-        common = float(np.clip((spt.sum() + lam * _R_PRIOR) / (spp.sum() + lam), 0.0, 0.3))
+        known_as = _less_the_slow(spp.sum(), p.max() - p.min())
+        spt_all = spt.sum() * known_as / max(spp.sum(), 1e-9)
+        common = float(np.clip((spt_all + lam * _R_PRIOR) / (known_as + lam), 0.0, 0.3))
         lam_own = (_TEMP_NOISE_C / max(_R_SPREAD * common, 0.005)) ** 2
+        high, low = np.full(g, -np.inf), np.full(g, np.inf)
+        np.maximum.at(high, own, p)
+        np.minimum.at(low, own, p)
+        mine = _less_the_slow(spp, np.where(has, high - low, 0.0))
+        spt, spp = spt * mine / np.maximum(spp, 1e-9), mine
         r[kind] = np.maximum((spt + lam_own * common) / (spp + lam_own), 0.0)
         r_sd[kind] = _TEMP_NOISE_C / np.sqrt(spp + lam_own)
         # the common slope itself is only known as well as the powers seen allow
-        r_sd[kind] = np.hypot(r_sd[kind], _TEMP_NOISE_C / np.sqrt(spp.sum() + lam))
+        r_sd[kind] = np.hypot(r_sd[kind], _TEMP_NOISE_C / np.sqrt(known_as + lam))
         mean_w[kind] = p_mean
         t0[kind] = t_mean - r[kind] * p_mean
         level = (t_mean - common * p_mean)[has]
@@ -403,7 +414,7 @@ def fit_thermal(
         default["t0"][kind] = np.median(level)
         default["t0_sd"][kind] = max(3.0, float(level.std())) if has.sum() >= 4 else 6.0
         default["r_sd"][kind] = np.hypot(
-            _R_SPREAD * common, _TEMP_NOISE_C / np.sqrt(spp.sum() + lam)
+            _R_SPREAD * common, _TEMP_NOISE_C / np.sqrt(known_as + lam)
         )
         for table in (t0, r, mean_w, r_sd):
             table[kind, ~has] = np.nan
@@ -419,3 +430,10 @@ def fit_thermal(
         default["r_sd"],
         default["t0_sd"],
     )
+
+
+def _less_the_slow(spp: Any, range_w: Any) -> Any:
+    """The sum of squared powers that is as good for a slope as `spp` is, with what moves the
+    temperature slowly taken for a second error of the slope, `_SLOW_C` over the range."""
+    slow = (_SLOW_C / _TEMP_NOISE_C / np.maximum(range_w, 1e-3)) ** 2
+    return 1.0 / (1.0 / np.maximum(spp, 1e-9) + slow)

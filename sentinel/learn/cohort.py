@@ -19,7 +19,6 @@ from sentinel.core.score import (
     asleep,
     excuses,
     score_rows,
-    shared_shift,
     thermal_excess,
 )
 from sentinel.learn.baseline import DensityBaseline, fit_thermal
@@ -92,10 +91,9 @@ def prepared(cohort: Cohort, rows: Rows) -> tuple[Floats, Floats]:
     moment = np.unique(rows.at_s, return_inverse=True)[1].astype(np.int64)
     host = np.unique(moment * (len(node) + 1) + node[rows.gpu], return_inverse=True)[1]
     temps = rows.values[:, [TEMP, MEM_TEMP]]
-    excess, _ = thermal_excess(cohort.thermal, place[rows.gpu], rows.power_w, temps)
-    shift = np.stack([shared_shift(excess[:, k], host) for k in range(2)], axis=1)
+    excess, _ = thermal_excess(cohort.thermal, place[rows.gpu], rows.power_w, temps, host)
     values = rows.values.copy()
-    values[:, [TEMP, MEM_TEMP]] = np.maximum(excess - shift, 0.0)
+    values[:, [TEMP, MEM_TEMP]] = np.maximum(excess, 0.0)
     asleep(cohort.density, values)
     return values, excuses(cohort.density, values)
 

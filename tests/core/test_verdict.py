@@ -14,10 +14,14 @@ from sentinel.data import load_catalog
 from sentinel.learn.baseline import fit_thermal
 
 CATALOG = load_catalog()
-METRICS = ("gpu_util_ratio", "power_w", "temp_c", "sm_clock_mhz", "throttle_reasons", "xid")
+METRICS = (
+    *("gpu_util_ratio", "sm_active_ratio", "power_w"),
+    *("temp_c", "sm_clock_mhz", "throttle_reasons", "xid"),
+)
 GPUS = tuple(Gpu(f"GPU-{i}", f"node-{i // 4}", i % 4, "H100") for i in range(8))
 NORMAL = {
     "gpu_util_ratio": 0.9,
+    "sm_active_ratio": 0.8,
     "power_w": 600.0,
     "temp_c": 66.0,
     "sm_clock_mhz": 1755.0,
@@ -29,7 +33,8 @@ NORMAL = {
 def bundle():
     core = np.full((1, len(FEATURES)), np.nan)
     for name, value in {
-        "gpu_util": 0.9, "power": 600.0, "temp_excess": 0.0, "sm_clock": 1755.0, "throttled": 0.0
+        "gpu_util": 0.9, "sm_active": 0.8, "power": 600.0, "temp_excess": 0.0,
+        "sm_clock": 1755.0, "throttled": 0.0,
     }.items():  # fmt: skip
         core[0, INDEX[name]] = value
     scale = np.array(
@@ -112,6 +117,14 @@ def test_a_deviation_is_named_and_explained(changes, pattern, metric):
     assert sum(e.contribution for e in verdict.evidence) <= verdict.score + 1e-9
 
 
+def test_without_profiling_counters_power_is_no_answer_to_the_work():
+    """Utilisation counts any kernel: the same 90 % may take 400 or 600 W."""
+    blind = {"sm_active_ratio": dict.fromkeys(range(8), np.nan)}
+    assert judged(power_w={3: 400.0}, temp_c={3: 54.0}, **blind).verdicts == ()
+    (hot,) = judged(temp_c={3: 80.0}, **blind).verdicts
+    assert hot.pattern == "overheating"
+
+
 def test_the_explanation_says_how_hot_and_what_was_expected():
     (verdict,) = judged(temp_c={3: 80.0}).verdicts
     assert verdict.evidence[0].text == (
@@ -120,7 +133,7 @@ def test_the_explanation_says_how_hot_and_what_was_expected():
 
 
 def test_just_outside_makes_a_ticket_and_may_not_act():
-    (verdict,) = judged(temp_c={3: 72.0}).verdicts
+    (verdict,) = judged(temp_c={3: 73.0}).verdicts
     assert 1.0 < verdict.score < 1.3
     assert verdict.severity is Severity.WARNING
     assert not verdict.may_move

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sentinel.core.frame import Samples, SeriesKey
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("SENTINEL_DATA", ROOT.parent / "shared" / "data"))
 
@@ -33,6 +35,13 @@ FIELDS = {
     "energy_mj": "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
 }
 TEMP, CLOCK, XID = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_XID_ERRORS"
+POWER, ENERGY = "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+REASONS, UTIL = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_GPU_UTIL"
+HBM_TEMP, MEM_CLOCK = "DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_MEM_CLOCK"
+REPLAYS, REMAP = "DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_FI_DEV_ROW_REMAP_FAILURE"
+SBE, DBE = "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"
+# what an exporter of the same host also shows, and stands still on a healthy GPU
+STANDING = {MEM_CLOCK: 2619.0, REPLAYS: 0.0, REMAP: 0.0, SBE: 0.0, DBE: 0.0}
 MODEL = "NVIDIA H100 80GB HBM3"
 
 
@@ -45,12 +54,13 @@ def need_data(name):
 
 
 def h100(name, *, phase="steady"):
-    """One recording at 1 Hz: {field: float64 [seconds, 8]}, NaN where the cell was blank."""
+    """One recording at 1 Hz: {field: float64 [seconds, 8]}, NaN where the cell was blank.
+    `phase` None: from an idle host over loading and warm-up to the end."""
     path = need_data(f"h100/{name}.csv.gz")
     columns = defaultdict(list)
     with gzip.open(path, "rt") as file:
         for row in csv.DictReader(file):
-            if row["phase"] == phase:
+            if phase in (None, row["phase"]):
                 columns["t"].append(float(row["timestamp"]))
                 columns["gpu"].append(int(row["gpu"]))
                 for column in FIELDS:
@@ -72,6 +82,23 @@ def h100(name, *, phase="steady"):
     return out
 
 
+def life(*parts, standing=True):
+    """Recordings one after another, as of the same eight GPUs: (values, times repeated).
+
+    Every part is (values, times): played to and fro so often, so that nothing jumps within it.
+    Energy goes on counting. `standing` adds what a healthy GPU shows unchanged."""
+    rows = {field: [] for field in parts[0][0]}
+    for values, times in parts:
+        for turn in range(times):
+            for field, array in values.items():
+                rows[field].append(array[:: -1 if turn % 2 else 1])
+    out = {field: np.concatenate(arrays) for field, arrays in rows.items()}
+    out[ENERGY] = 1e11 + np.cumsum(np.nan_to_num(out[POWER]) * 1e3, axis=0)
+    if standing:
+        out |= {field: np.full_like(out[TEMP], level) for field, level in STANDING.items()}
+    return out
+
+
 def uuid(recording, gpu):
     return f"GPU-{recording.encode().hex()[:8]:0>8}-0000-4000-8000-{gpu:012d}"
 
@@ -80,42 +107,157 @@ def inject(values, fault, gpu, at):
     """A copy of a recording in which one GPU goes wrong at second `at`."""
     out = {field: array.copy() for field, array in values.items()}
     seconds = np.arange(len(out[TEMP]))
-    if fault == "ramp":  # +12 °C within a minute
-        out[TEMP][:, gpu] += np.round(12.0 * np.clip((seconds - at) / 60.0, 0.0, 1.0))
-    elif fault == "clock":
-        out[CLOCK][seconds >= at, gpu] *= 0.8
-    elif fault == "xid":
-        out[XID][seconds >= at, gpu] = 79.0
-    elif fault == "vanish":
-        for array in out.values():
-            array[seconds >= at, gpu] = np.nan
-    else:
-        raise ValueError(fault)
+    FAULTS[fault](out, seconds - at, gpu)
     return out
 
 
-def write_recording(writer, recording, values, start_s, *, host):
-    """As one host's dcgm-exporter, scraped every second, with `recording` as a label."""
+def _ramp(field, rise, over_s):
+    def change(out, since, gpu):
+        out[field][:, gpu] += np.round(rise * np.clip(since / over_s, 0.0, 1.0))
+
+    return change
+
+
+def _becomes(field, value):
+    def change(out, since, gpu):
+        out[field][since >= 0, gpu] = value
+
+    return change
+
+
+def _slower(field, share):
+    def change(out, since, gpu):
+        out[field][since >= 0, gpu] *= 1.0 - share
+
+    return change
+
+
+def _counts(field, per_s, until_s=np.inf):
+    def change(out, since, gpu):
+        out[field][:, gpu] += np.floor(per_s * np.clip(since, 0.0, until_s))
+
+    return change
+
+
+def _vanish(out, since, gpu):
+    for array in out.values():
+        array[since >= 0, gpu] = np.nan
+
+
+def _power_brake(out, since, gpu):
+    """The node's power supply asks for less: the brake's bit, half the clock, less power."""
+    on = since >= 0
+    out[REASONS][on, gpu] = 0x80
+    out[CLOCK][on, gpu] *= 0.5
+    out[POWER][on, gpu] *= 0.65
+
+
+def _slowdown_flaps(out, since, gpu):
+    """Hardware thermal slowdown comes and goes, 20 s of every 60."""
+    on = (since >= 0) & (since % 60 < 20)
+    out[REASONS][on, gpu] = 0x40 | 0x8
+    out[CLOCK][on, gpu] *= 0.7
+
+
+def _hang(out, since, gpu):
+    """A kernel that never ends: busy by its utilisation, idle by everything else."""
+    on = since >= 0
+    out[UTIL][on, gpu] = 100.0
+    out[POWER][on, gpu] = 118.0
+    for field in out:
+        if field.startswith("DCGM_FI_PROF"):
+            out[field][on, gpu] = 0.0
+    cool = 34.0 + (out[TEMP][:, gpu] - 34.0) * np.exp(-np.clip(since, 0, None) / 40.0)
+    out[TEMP][on, gpu] = np.round(cool[on])
+
+
+FAULTS = {
+    "ramp": _ramp(TEMP, 12.0, 60.0),
+    "clock": _slower(CLOCK, 0.2),
+    "xid": _becomes(XID, 79.0),
+    "vanish": _vanish,
+    "fan creep": _ramp(TEMP, 10.0, 1200.0),
+    "power brake": _power_brake,
+    "slowdown flaps": _slowdown_flaps,
+    "memory clock": _becomes(MEM_CLOCK, 1593.0),
+    "ecc storm": _counts(SBE, 40.0),
+    "uncorrectable": _counts(DBE, 1.0, 1.0),
+    "remap failure": _becomes(REMAP, 1.0),
+    "replays": _counts(REPLAYS, 2.0),
+    "hang": _hang,
+    "10 % clock": _slower(CLOCK, 0.1),
+    "HBM hot": _ramp(HBM_TEMP, 10.0, 300.0),
+}
+
+
+class Recorded:
+    """Stands where a Prometheus would: what was written to it is its history."""
+
+    def __init__(self):
+        self._keys, self._blocks = [], []
+
+    def write(self, labels, times, rows):
+        ids = np.arange(len(self._keys), len(self._keys) + len(labels))
+        for label in labels:
+            pairs = sorted((k, v) for k, v in label.items() if k != "__name__")
+            self._keys.append(SeriesKey(label["__name__"], tuple(pairs)))
+        self._blocks.append((ids, np.asarray(times), rows))
+
+    def history(self, start_s, end_s, *, slice_s):
+        while start_s < end_s:
+            until_s = min(start_s + slice_s, end_s)
+            parts = [self._part(*block, start_s, until_s) for block in self._blocks]
+            series, times, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+            yield Samples(until_s, self._keys, series, times, values)
+            start_s = until_s
+
+    def _part(self, ids, times, rows, after_s, until_s):
+        inside = (times > after_s) & (times <= until_s)
+        row, column = np.nonzero(np.isfinite(rows[:, inside]))
+        return ids[row], times[inside][column], rows[:, inside][row, column]
+
+
+def write_recording(
+    writer,
+    recording,
+    values,
+    start_s,
+    *,
+    host,
+    every_s=1,
+    jitter_s=0.0,
+    model=MODEL,
+    without=(),
+    extra=(),
+    gpus=range(8),
+):
+    """As one host's dcgm-exporter with `recording` as a label, scraped every `every_s`. Left
+    out are fields that start with any of `without`; `extra` are (name, value) labels."""
     seconds = len(values[TEMP])
-    times = start_s + np.arange(seconds, dtype=float)
+    picked = np.arange(0, seconds, every_s)
+    late = np.random.default_rng(11).uniform(0.0, jitter_s, len(picked)) if jitter_s else 0.0
+    times = np.round(start_s + picked + late, 3)
     common = {"Hostname": host, "instance": f"{host}:9400", "job": "dcgm-exporter"}
-    common |= {"recording": recording}
+    common |= {"recording": recording, **dict(extra)}
     labels, rows = [], []
+    told = {"modelName": model} if model else {}
     for field, array in values.items():
-        for gpu in range(array.shape[1]):
+        if field.startswith(tuple(without)):
+            continue
+        for gpu in gpus:
             labels.append(
                 {
                     "__name__": field,
                     "UUID": uuid(recording, gpu),
                     "gpu": str(gpu),
                     "device": f"nvidia{gpu}",
-                    "modelName": MODEL,
+                    **told,
                     **common,
                 }
             )
-            rows.append(array[:, gpu])
+            rows.append(array[picked, gpu])
     labels.append({"__name__": "up", **common})
-    rows.append(np.ones(seconds))
+    rows.append(np.ones(len(picked)))
     writer.write(labels, times, np.array(rows))
 
 

@@ -149,6 +149,17 @@ class TestThermal:
         excess, _ = thermal_excess(model, np.array([0]), np.array([680.0]), temp)
         assert abs(excess[0, 0]) < 3.0
 
+    def test_heat_that_soaks_in_under_one_load_is_no_slope(self):
+        """A hotter chip leaks more: at a steady load power and temperature rise together."""
+        gpu, warm = np.repeat(np.arange(2), 300), np.tile(np.linspace(0.0, 1.0, 300), 2)
+        power = 530.0 + 40.0 * warm
+        temp = np.stack([58.0 + 9.0 * warm, np.full(600, np.nan)], axis=1)
+        model = fit_thermal(("GPU-a", "GPU-b"), gpu, power, temp, span_s=1200.0)
+        assert 0.03 < model.default_r[0] < 0.09
+        idle = np.array([[35.0, np.nan]])
+        excess, _ = thermal_excess(model, np.array([0]), np.array([120.0]), idle)
+        assert excess[0, 0] < 3.0
+
     def test_a_gpu_never_seen_is_judged_by_its_model_with_more_slack(self):
         model = self.fleet()
         at = np.array([[50.0 + 10.0, np.nan]])
@@ -167,6 +178,18 @@ class TestSharedAir:
 
     def test_a_host_hotter_than_any_room_still_shows(self):
         assert shared_shift(np.full(8, 20.0), np.zeros(8, dtype=int))[0] == 6.0
+
+    def test_where_all_are_cooler_than_ever_doubt_alone_makes_none_hot(self):
+        """Learnt idle at 80 W, judged at 300 W in colder air: what the model says of that
+        power is uncertain, and one that is only less cool than its mates is not hot."""
+        gpu = np.repeat(np.arange(8), 50)
+        both = np.stack([np.full(400, 34.0), np.full(400, np.nan)], axis=1)
+        uuids = tuple(f"GPU-{i}" for i in range(8))
+        model = fit_thermal(uuids, gpu, np.full(400, 80.0), both, span_s=600.0)
+        temp = np.stack([np.array([38.0] * 7 + [44.0]), np.full(8, np.nan)], axis=1)
+        place, power, host = np.arange(8), np.full(8, 300.0), np.zeros(8, dtype=int)
+        excess, _ = thermal_excess(model, place, power, temp, host)
+        assert excess[7, 0] < 1.0
 
     def test_few_gpus_or_unknown_ones_do_not_tell_the_air(self):
         host = np.zeros(6, dtype=int)
