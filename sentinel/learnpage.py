@@ -392,9 +392,9 @@ def _comparison(found: dict[str, Any] | None) -> str:
     )
     notes = "".join(f"<p class='soft'>{escape(note)}</p>" for note in found["notes"])
     return (
-        f"<h2>Beside the bundle in use, {escape(found['with'])}</h2><p>Both judged the last "
-        "quarter of the window, as it is, and with one GPU of each host made 12 °C hotter or a "
-        f"fifth slower.</p>{_table(head, rows)}{notes}"
+        f"<h2>Beside the bundle in use, {escape(found['with'])}</h2><p>Both judged the "
+        "window, as it is, and with one GPU of each host made 12 °C hotter or a fifth slower."
+        f"</p>{_table(head, rows)}{notes}"
     )
 
 

@@ -20,6 +20,9 @@ from sentinel import apiclient, configfile, display, remote, remotepatterns
 from sentinel.cli import INTERNAL, main
 from sentinel.config import Config
 from sentinel.core import domain
+from sentinel.core.budget import thresholds
+from sentinel.core.policy import Budget
+from sentinel.edges.bundle import Refusal
 from sentinel.lab.loopback import Answer, server
 from sentinel.options import parse_time
 from tests.web.moment import TOKEN, Face, moment
@@ -92,6 +95,17 @@ def test_reading_commands_show_tables_and_give_the_api_as_json(at: Cli) -> None:
         assert at.json(command)["schema"] == 1
 
 
+def test_status_says_what_the_budget_asks_and_why_nothing_pages(at: Cli, face: Face) -> None:
+    shown = at("status").stdout
+    assert "1 of 2 pages this week; the next needs a score of 1.30, from normal time" in shown
+    assert "1 deviation was written down only" in shown
+    left = Refusal("b-2", 1.0, ("its edge lies at 3.00, 1.50 until now",))
+    face.now = moment(limits=thresholds({}, None, Budget(), 1.0), refused=left)
+    shown = at("status").stdout
+    assert "none yet, no baseline has been learnt yet" in shown
+    assert "its edge lies at 3.00" in shown
+
+
 def test_filters_reach_the_daemon(at: Cli) -> None:
     assert at.json("gpus", "--kind", "unknown")["total"] == 1
     assert at.json("gpus", "--limit", "2")["gpus"][1]["uuid"] == "GPU-1-1"
@@ -137,6 +151,18 @@ def test_a_backtest_says_what_held_an_order_back_and_that_there_was_no_gpu() -> 
     assert "1 incident in 2 GPU-days, 0.5 of them blind" in told
     none = {"incidents": [], "coverage": {"gpu_days": 0.0, "blind_gpu_days": 0.0}}
     assert "no GPU reported in this time" in drawn(display.backtest(none))
+
+
+def test_a_backtest_says_what_the_budget_did() -> None:
+    pages = {"told": 0, "allowed": 1.5, "score": None, "calibrated": 1.3, "highest": 1.3}
+    tickets = {"told": 9, "allowed": 15.0, "score": 1.4, "calibrated": 1.0, "highest": 1.62}
+    budget = {"why": "it is new", "pages": pages, "tickets": tickets}
+    budget["held_back"] = [{"reason": "no ticket: 1.10 is not above 1.62"}]
+    coverage = {"gpu_days": 2.0, "blind_gpu_days": 0.0}
+    told = drawn(display.backtest({"incidents": [], "coverage": coverage, "budget": budget}))
+    assert "none may pass, it is new" in told
+    assert "9 tickets by soft evidence, 15 are in the budget; the score needed rose from" in told
+    assert "1 incident told less loudly than earned, such as: no ticket: 1.10" in told
 
 
 def drawn(what: RenderableType) -> str:

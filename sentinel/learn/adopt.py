@@ -25,10 +25,10 @@ from sentinel.learn.cohort import Rows, score_history
 from sentinel.learn.evaluate import stability
 
 YOUNG: Final = 0.5  # a bundle of less than this share of the new one's time is no measure
-_RECENT: Final = 0.25  # of the window: the rows that both are compared on
+_RECENT: Final = 0.25  # of the window: a fault that began there must not hide in the rest
 _ROWS: Final = 20_000
 _MORE_OVER: Final = 0.01  # share of normal rows that a new edge may put outside more than the old
-_EDGE: Final = 1.5  # how far the edge may move, as a factor
+_EDGE: Final = 1.8  # how far the edge may move, as a factor; its bounds are a factor of two apart
 _BLINDER: Final = 0.2  # share of made-up faults that a new bundle may miss more than the old
 _GPU_OVER: Final = 0.2  # a GPU is abnormal to a bundle with this share of its rows outside
 _MATES: Final = 0.25  # what this share of a model's GPUs show is a change, not a fault
@@ -90,12 +90,12 @@ def compare(
         if before is None:
             notes.append(f"{model}: new")
             continue
-        recent = _recent(rows[model])
-        figures, told = _compare_cohort(cohort, before, recent)
+        sample = _thinned(rows[model])
+        figures, told = _compare_cohort(cohort, before, sample)
         models[model] = figures
         if not young:
             reasons += [f"{model}: {text}" for text in told]
-        reasons += [f"{model}: {text}" for text in _lost(recent, coverage.get(model, {}))]
+        reasons += [f"{model}: {text}" for text in _lost(sample, coverage.get(model, {}))]
     return Comparison(last.id, tuple(reasons), tuple(notes), models)
 
 
@@ -121,12 +121,15 @@ def _compare_cohort(cohort: Cohort, before: Cohort, rows: Rows) -> tuple[dict[st
     share, was = float(over.mean()), float(was_over.mean())
     edge = cohort.density.radius / before.density.radius
     if share > was + _MORE_OVER and share > 2.0 * was:
-        told.append(f"{share:.1%} of recent normal time would be abnormal, {was:.1%} until now")
+        told.append(f"{share:.1%} of normal time would be abnormal, {was:.1%} until now")
     if not 1.0 / _EDGE <= edge <= _EDGE:
         told.append(
             f"its edge lies at {cohort.density.radius:.2f}, {before.density.radius:.2f} until now"
         )
-    told += _learnt_away(over, was_over, rows)
+    late = _late(rows)
+    told += _learnt_away(over, was_over, rows) or _learnt_away(
+        over[late], was_over[late], rows.part(late)
+    )
     sees: dict[str, float] = {}
     for text, kind in _PROBES:
         probe, bent = _spoilt(rows, kind)
@@ -175,13 +178,18 @@ def _lost(rows: Rows, had: Mapping[str, float]) -> list[str]:
     ]
 
 
-def _recent(rows: Rows) -> Rows:
-    """The last quarter of the window, evenly thinned."""
+def _thinned(rows: Rows) -> Rows:
+    """Rows all over the window: its last hours may be a night that shows no load."""
+    if len(rows) <= _ROWS:
+        return rows
+    return rows.part(np.unique(np.linspace(0, len(rows) - 1, _ROWS).astype(np.int64)))
+
+
+def _late(rows: Rows) -> Bools:
+    """Which rows [n] are of the last quarter: a fault may be no older than that."""
     end_s, start_s = float(rows.at_s.max()), float(rows.at_s.min())
-    late = np.flatnonzero(rows.at_s >= end_s - _RECENT * (end_s - start_s))
-    if len(late) > _ROWS:
-        late = late[np.unique(np.linspace(0, len(late) - 1, _ROWS).astype(np.int64))]
-    return rows.part(late)
+    out: Bools = rows.at_s >= end_s - _RECENT * (end_s - start_s)
+    return out
 
 
 def _spoilt(rows: Rows, kind: str) -> tuple[Rows, Bools]:
