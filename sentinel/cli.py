@@ -3,8 +3,9 @@
 Reading and changing commands talk HTTP to a running daemon and nothing else; `run`, `learn`
 and `backtest` read the configuration. Results go to stdout, everything else to stderr.
 
-Exit codes: 0 ok, 1 a finding (not ready, not there, not adopted, a step is missing), 2 the configuration
-or the command line, 3 a dependency that is unreachable or wrong, 4 the state, 70 a bug.
+Exit codes: 0 ok, 1 a finding (not ready, not there, not adopted, a step is missing), 2 the
+configuration or the command line, 3 a dependency that is unreachable or wrong, 4 the state, 70 a
+bug.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _description(incident: Incident, control: Control, policy: Policy, now_s: fl
     if incident.subject.kind is SubjectKind.GPU:
         lines.append(f"Suspected: {incident.pattern} ({_suspicion(incident)}).")
         if incident.withheld:
-            lines.append(f"Told no louder: {incident.withheld}.")
+            lines.append(f"{incident.withheld[0].upper()}{incident.withheld[1:]}.")
         lines += filter(None, [likeness(incident, control.patterns)])
         lines.append(f"Since: {_span(now_s - incident.opened_at_s)}{_phase(incident, policy)}.")
         lines.append(_work(incident))

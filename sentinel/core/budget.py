@@ -181,7 +181,7 @@ class Thresholds:
 
     def _no_page(self, score: float, own: float | None) -> str:
         if not self.certified:
-            return f"a ticket only: the budget is not certified, {self.why}"
+            return f"no page: the baseline is not certified, {self.why}"
         return self.page.why_not(score, own)
 
 

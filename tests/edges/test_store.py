@@ -39,6 +39,7 @@ from sentinel.core.domain import (
     OutcomeKind,
     OutcomeSource,
     Pause,
+    Peak,
     Quarantine,
     Reason,
     Severity,
@@ -156,6 +157,7 @@ def any_control(random: random.Random, now_s: float) -> Control:
         breaker=Breaker(random.random() < 0.3, "too many", NOW),
         pause=Pause(random.random() < 0.3),
         last_tick_s=now_s,
+        peaks={i: Peak(i, random.uniform(1, 3), NOW, now_s, ("GPU-a", "node:n")) for i in ids},
     )
 
 
