@@ -4,12 +4,14 @@
   that alerts somebody (severity warning or critical); what is only written down is none.
 - An alert is *true* when it was confirmed between the event's begin and `GRACE_S` after its end,
   and is about the GPU that has the fault; for a fault of a node or rack, about one of its GPUs,
-  its node or its rack; for a fault whose culprit the telemetry may not show (`JOINT`), about the
-  GPU or its job. Anything else is *false*: also an alert about a mate of the faulty GPU.
+  its node or its rack, and for one of a rack (a quarter of these fleets) about the fleet; for a
+  fault whose culprit the telemetry may not show (`JOINT`), about the GPU or its job. Anything
+  else is *false*: also an alert about a mate of the faulty GPU.
 - A false alert is *near* the surprise in whose time (and `GRACE_S` after) and scope it falls.
 - One alert about the whole fleet, of severity warning, during a surprise that does befall the
   whole fleet, is *told*: neither true nor false. So is a warning about a host that is silent.
 - An event is *found* when it has a true alert; its delay is from its begin to the first one.
+- A fault of `faults.NEVER_MOVES`, an application's matter, is found too when it is written down.
 - An event on a GPU about which a false alert already stands is *hidden*, and counts neither as
   found nor as missed: one incident is all that a GPU has at a time.
 - Precision is found / (found + false): further alerts about a found event count for nothing.
@@ -45,15 +47,11 @@ def judge(report, truths):
     for alert in sorted(alerts, key=lambda a: a["at_s"]):
         if alert["verdict"] != "true":
             continue
-        event = events[alert["event"]]
-        event["moves"] |= alert["moves"]
-        if event["found"] is None:
-            event["found"] = alert["id"]
-            event["delay_s"] = alert["at_s"] - event["at_s"]
-            event["pattern"], event["severity"] = alert["pattern"], alert["severity"]
-            event["on"] = alert["subject"]
-            event["hidden"] = False
+        _find(events[alert["event"]], alert)
     quiet = [_alert(row, events) for row in report["written_down"]]
+    for note in sorted(quiet, key=lambda a: a["at_s"]):
+        if note["verdict"] == "true" and events[note["event"]]["kind"] in faults.NEVER_MOVES:
+            _find(events[note["event"]], note)
     wrong = [a for a in alerts + quiet if a["moves"] and not _may_move(a, events)]
     return {
         "events": events,
@@ -62,6 +60,15 @@ def judge(report, truths):
         "gpu_days": report["coverage"]["gpu_days"],
         "blind_gpu_days": report["coverage"]["blind_gpu_days"],
     }
+
+
+def _find(event, alert):
+    event["moves"] |= alert["moves"]
+    if event["found"] is None:
+        event["found"], event["hidden"] = alert["id"], False
+        event["delay_s"] = alert["at_s"] - event["at_s"]
+        event["pattern"], event["severity"] = alert["pattern"], alert["severity"]
+        event["on"] = alert["subject"]
 
 
 def _stands(alert, event):
@@ -136,7 +143,7 @@ def _about(alert, event):
         )
     if subject == "job":
         return kind in JOINT and event["job"] is not None and event["job"] in alert["subject_id"]
-    return subject == "fleet" and kind in faults.FLEET
+    return subject == "fleet" and kind in faults.FLEET | faults.RACK
 
 
 def _beside(alert, event):
