@@ -10,13 +10,14 @@ import numpy as np
 
 from sentinel.lab import faults
 from sentinel.lab.site import RACK_HOSTS
-from sentinel.lab.workload import TRAINING
+from sentinel.lab.workload import INFERENCE, TRAINING
 
 LASTS_S = 1800.0
 SLOW_LASTS_S = 4500.0
 TRAP_LASTS_S = 2700.0
 FLEET_TRAP_LASTS_S = 5400.0
 HEAT_WAVE_LASTS_S = 3 * 3600.0
+AGAIN_S = 420.0  # where nobody is free
 REST_S = 2700.0  # a host that had its share is left alone for so long
 # Begins and is over by itself.
 COURSES = frozenset(
@@ -61,7 +62,7 @@ def lasts_s(kind):
 class Director:
     """Plans `kinds`, evenly in a shuffled order over (start_s, end_s], for a LabHistory.
 
-    What does not end before `end_s` is left out, so that each has its whole time.
+    What finds nobody free is tried again; what would not be over by `end_s` is left out.
     """
 
     def __init__(self, fleet, seed, kinds, start_s, end_s, *, jitter=0.6):
@@ -69,7 +70,7 @@ class Director:
         self._fleet = fleet
         self._rng = np.random.default_rng([seed, 0xD1])
         self._busy_until_s = dict.fromkeys(fleet.hosts, 0.0)
-        self._fleet_until_s = 0.0
+        self._fleet_until_s, self._until_s = 0.0, end_s
         self.events = []
         order = [kinds[i] for i in self._rng.permutation(len(kinds))]
         # those that last longest first, so that they fit in
@@ -88,6 +89,9 @@ class Director:
             self._fleet_until_s = end_s + 1200.0
         row = self._choose(kind, fleet.at_s)
         if row is None:
+            again_s = fleet.at_s + AGAIN_S
+            if again_s + lasts_s(kind) <= self._until_s:
+                return ((again_s, self._begin, kind, again_s + lasts_s(kind)),)
             self.unplayed.append((kind, fleet.at_s))
             return ()
         rows = fleet.trouble.scope(kind, row)
@@ -135,6 +139,8 @@ class Director:
         may &= ~running if kind == "burn-in" else running
         if kind in NEEDS_GANG or (kind == "psu" or kind in ("fan-tray", "hot-aisle")):
             may &= np.array([self._gang(r) for r in range(len(fleet.gpus))])
+        if kind == "skew":  # of requests: the ranks of a training job share alike
+            may &= np.array([self._serves(r) for r in range(len(fleet.gpus))])
         if kind in NEEDS_NVLINK:
             may &= fleet.hardware.has_nvlink
         if kind == "hbm-hot":
@@ -150,6 +156,10 @@ class Director:
 
     def _all_free(self, job_id, free):
         return bool(free[self._fleet.series.host_of[self._fleet.workload.jobs[job_id].rows]].all())
+
+    def _serves(self, row):
+        job_id = self._fleet.workload.job_of[row]
+        return job_id is not None and self._fleet.workload.jobs[job_id].kind == INFERENCE
 
     def _gang(self, row):
         job_id = self._fleet.workload.job_of[row]
