@@ -292,7 +292,8 @@ def _table(found: Heights, tail: Tail, weeks: float) -> tuple[Expected, ...]:
     # delta method: the count of incidents, and the mean height of their excess
     relative = np.sqrt((1.0 + ((score - found.level) / tail.mean) ** 2) / tail.n)
     wide = np.exp(np.minimum(_Z95 * relative, 50.0))
+    high = np.minimum.accumulate(rate * wide)  # no more come over a higher score
     return tuple(
-        Expected(float(s), float(r), float(r / w), float(r * w), int(k))
-        for s, r, w, k in zip(score, rate, wide, seen, strict=True)
+        Expected(float(s), float(r), float(r / w), float(h), int(k))
+        for s, r, w, h, k in zip(score, rate, wide, high, seen, strict=True)
     )
