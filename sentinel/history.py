@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,50 +82,26 @@ def learn(
 
     Raises DependencyError when Prometheus cannot be read or has nothing to learn from,
     StateError when the bundle cannot be written."""
-    from sentinel.learn import cohort as cohorts_  # not before: it loads scikit-learn
-    from sentinel.learn.evaluate import describe
-
     source = prometheus or connect(config)
     settings = settings_of(config)
     gathered = _gather(config, source, settings, start_s, end_s, progress, exclusions)
     last = _last(config, settings) if save else None
-    deviant_for_s, span_s = config.policy().times.deviant_for_s, end_s - start_s
     rows = {model: _rows(model, own) for model, own in gathered.rows.items()}
-    cohorts: dict[str, Cohort] = {}
-    report: list[dict[str, Any]] = []
-    skipped: list[str] = []
-    series: list[Series] = []
-    for done, (model, own) in enumerate(rows.items()):
-        name = model or "(no model label)"
-        progress(0.9 + 0.1 * done / len(rows), f"clustering {name}")
-        if len(own) < MIN_ROWS:
-            skipped.append(
-                f"{name}: only {len(own)} usable moments of its GPUs, {MIN_ROWS} are needed; wait"
-            )
-            continue
-        learnt, evaluation = cohorts_.fit(own, deviant_for_s=deviant_for_s, span_s=span_s)
-        held = cohorts_.held_out(
-            own, deviant_for_s=deviant_for_s, span_s=span_s, number=len(series)
-        )
-        series += [held] if held is not None else []
-        cohorts[model] = learnt
-        before = last.cohorts.get(model) if last is not None else None
-        evaluation |= describe(learnt, own, before)
-        report.append({"model": model, "gpus": len(own.uuids), "rows": len(own), **evaluation})
-    if not cohorts:
+    found = _learn_models(config, rows, last, end_s - start_s, progress)
+    if not found.cohorts:
         raise DependencyError(
             f"nothing to learn between {_when(start_s)} and {_when(end_s)}: "
-            f"{_why_nothing(skipped, gathered.gpus)}"
+            f"{_why_nothing(found.skipped, gathered.gpus)}"
         )
     seen_s = max(float(np.ptp(own.at_s)) for own in rows.values())
     made = Bundle(
-        bundles.bundle_id(cohorts, end_s),
-        cohorts,
+        bundles.bundle_id(found.cohorts, end_s),
+        found.cohorts,
         settings.grid_s,
         start_s,
         end_s,
-        {"cohorts": report, "skipped": skipped, "span_s": seen_s},
-        _calibrate(series, gathered.gpus, config),
+        {"cohorts": found.report, "skipped": found.skipped, "span_s": seen_s},
+        _calibrate(found.held, gathered.gpus, config),
     )
     comparison = _compare(made, last, rows)
     path, refused = "", () if force or comparison is None else comparison.reasons
@@ -137,13 +113,52 @@ def learn(
     return LearnReport(
         made,
         path,
-        sum(r["rows"] for r in report),
+        sum(r["rows"] for r in found.report),
         gathered.gpus,
-        report,
-        skipped,
+        found.report,
+        found.skipped,
         refused,
         comparison.plain() if comparison is not None else None,
     )
+
+
+@dataclass
+class _Models:
+    """What was learnt of each GPU model, and the scores of its held-out time."""
+
+    cohorts: dict[str, Cohort] = field(default_factory=dict)
+    report: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    held: list[Series] = field(default_factory=list)
+
+
+def _learn_models(
+    config: Config,
+    rows: dict[str, CohortRows],
+    last: Bundle | None,
+    span_s: float,
+    progress: Progress,
+) -> _Models:
+    from sentinel.learn.cohort import fit, held_out  # not before: it loads scikit-learn
+    from sentinel.learn.evaluate import describe
+
+    out, hold_s = _Models(), config.policy().times.deviant_for_s
+    for done, (model, own) in enumerate(rows.items()):
+        name = model or "(no model label)"
+        progress(0.9 + 0.1 * done / len(rows), f"clustering {name}")
+        if len(own) < MIN_ROWS:
+            out.skipped.append(
+                f"{name}: only {len(own)} usable moments of its GPUs, {MIN_ROWS} are needed; wait"
+            )
+            continue
+        cohort, evaluation = fit(own, deviant_for_s=hold_s, span_s=span_s)
+        held = held_out(own, deviant_for_s=hold_s, span_s=span_s, number=len(out.held))
+        out.held += [held] if held is not None else []
+        out.cohorts[model] = cohort
+        evaluation |= describe(cohort, own, last.cohorts.get(model) if last else None)
+        of = {"model": model, "gpus": len(own.uuids), "rows": len(own)}
+        out.report.append({**of, **evaluation})
+    return out
 
 
 def plain(made: LearnReport, config: Config) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sentinel import history, learnpage
+from sentinel import history, learnplots
 from sentinel.config import Config
 from sentinel.lab.fleet import Fleet
 from tests.simulation.lab_history import LabHistory
@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
         end_s = START_S + 3600.0 * HOURS
         made = history.learn(config, START_S, end_s, prometheus=source, save=False)
         told = json.loads(json.dumps(history.plain(made, config)))
-    for name, picture in learnpage.pictures(told).items():
+    for name, picture in learnplots.pictures(told).items():
         (folder / f"learn-{name}.svg").write_text(picture + "\n")
 
 
