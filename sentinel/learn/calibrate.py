@@ -19,8 +19,8 @@ Beyond the highest incident seen no count can promise anything, and the tails al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -58,16 +58,18 @@ class Series:
     work: Ints
     spacing_s: float
     stands_for: float = 1.0
+    names: Mapping[int, str] = field(default_factory=dict)  # of the GPUs, by code
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heights:
-    """Declustered incidents over `level`: their highest lasting score [n] and how many
-    incidents of the cluster each stands for [n]."""
+    """Declustered incidents over `level`: their highest lasting score [n], how many incidents
+    of the cluster each stands for [n], and where the highest of all was."""
 
     level: float
     score: Floats
     weight: Floats
+    highest: str = ""  # which GPU, and when
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,10 @@ def _why_not(days: float, needed: float, found: Heights | None, tail: Tail | Non
     if found is None or tail is None:
         return f"normal time shows fewer than {_FEWEST} separate deviations to judge others by"
     if tail.raw_shape > _HEAVIEST:
-        return "the deviations of normal time have no regular tail: one of them may be a fault"
+        return (
+            "the deviations of normal time have no regular tail, one of them may be a fault: "
+            f"{found.highest}"
+        )
     return ""
 
 
@@ -202,7 +207,11 @@ def _heights(
     np.maximum.at(top, group, height)
     stands = np.zeros(count)
     np.maximum.at(stands, group, weight)
-    return Heights(level, top, stands)
+    worst = int(np.argmax(height))
+    names = {code: name for s in series for code, name in s.names.items()}
+    name = names.get(int(gpu[worst]), "a GPU")
+    when = np.datetime64(int(start[worst]), "s")
+    return Heights(level, top, stands, f"{name} reached {height[worst]:.2f} at {when}Z")
 
 
 def _runs(series: Series, held: Floats, level: float) -> tuple[npt.NDArray[np.generic], ...]:

@@ -127,6 +127,10 @@ def held_out(rows: Rows, *, deviant_for_s: float, span_s: float, number: int = 0
         np.where(judged.work >= 0, judged.work + first_code, -1),
         rows.spacing_s,
         len(np.unique(rows.gpu)) / max(1, len(np.unique(judged.gpu))),
+        {
+            first_code + code: f"{uuid} of {host}"
+            for code, (uuid, host) in enumerate(zip(rows.uuids, rows.nodes, strict=True))
+        },
     )
 
 

@@ -102,9 +102,10 @@ class TestCertified:
         series = autocorrelated(64, 24, 3)
         sick = (series.gpu == 5) & (series.at_s > 1e9 + 12 * 3600)
         series.score[sick] += 3.0
+        series.names.update({5: "GPU-5 of node-0"})
         known = calibrated(series, 64)
         assert not known.certified
-        assert "one of them may be a fault" in known.why
+        assert "one of them may be a fault: GPU-5 of node-0 reached 3." in known.why
 
     def test_scores_that_never_move_are_calm_not_unknown(self):
         series = autocorrelated(64, 24, 1, spread=0.0)
