@@ -202,6 +202,7 @@ def _report(replay: _Replay, start_s: float, end_s: float, step_s: float) -> dic
         "schema": 1,
         "window": {"start": _rfc3339(start_s), "end": _rfc3339(end_s), "step_s": step_s},
         "bundle_id": replay.bundle.id if replay.bundle else None,
+        "assumes": _assumed(replay.policy),
         "coverage": {
             "gpu_days": replay.gpu_s / 86_400.0,
             "blind_gpu_days": replay.blind_gpu_s / 86_400.0,
@@ -210,6 +211,18 @@ def _report(replay: _Replay, start_s: float, end_s: float, step_s: float) -> dic
         "incidents": [row for row in rows if row["alertname"] or row["part_of"]],
         "written_down": [row for row in rows if not (row["alertname"] or row["part_of"])],
     }
+
+
+def _assumed(policy: Policy) -> list[str]:
+    """What recorded telemetry cannot show, in words."""
+    out = [
+        "the scheduler does all that it is asked, at once",
+        "a fenced node is given back once all on it has looked well for as long as an alert "
+        "takes to clear",
+    ]
+    if policy.assume_spares:
+        out.append("a free spare exists for every move, since none is configured (spares.hosts)")
+    return out
 
 
 def _budget(replay: _Replay, end_s: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, PrivateAttr
 
@@ -37,6 +38,7 @@ from sentinel.configkeys import (
     JobsSection,
     LearnSection,
     LimitsSection,
+    LinksSection,
     List,
     LogSection,
     PrometheusSection,
@@ -50,6 +52,7 @@ from sentinel.configmetrics import OWN_METRICS, MetricRow, contradictions
 from sentinel.core.catalog import Catalog
 from sentinel.core.domain import Mode, Severity
 from sentinel.core.identity import Identity
+from sentinel.core.links import Links
 from sentinel.core.policy import Budget, Limits, Policy, Times
 from sentinel.data import load_catalog
 from sentinel.edges.alertmanager import Target
@@ -88,6 +91,7 @@ class Config(Section):
     state: StateSection = _section(StateSection, "What survives a restart.")
     tick: TickSection = _section(TickSection, "The pace of the loop.")
     learn: LearnSection = _section(LearnSection, "Learning what is normal.")
+    links: LinksSection = _section(LinksSection, "Where an alert's links lead to.")
     http: HttpSection = _section(HttpSection, "The daemon's own API, metrics and status.")
     log: LogSection = _section(LogSection, "The daemon's log.")
 
@@ -256,6 +260,19 @@ class Config(Section):
             host = socket.getfqdn()
         return f"http://{host}:{port}"
 
+    def alert_links(self) -> Links:
+        """Where the links of alerts lead to."""
+        links, base = self.links, self.links.prometheus
+        host = urlsplit(self.prometheus.url).hostname or ""
+        if not base and not _is_loopback(host):
+            base = self.prometheus.url
+        catalog = self.catalog()
+        series = {
+            name: tuple(dict.fromkeys(alias.name for alias in catalog.names_of(column)))
+            for column, name in enumerate(catalog.names)
+        }
+        return Links(self.external_url(), links.dashboard, links.runbook, base, series)
+
     def alertmanager_targets(self) -> tuple[Target, ...]:
         """Every Alertmanager, with what it takes to speak to it. Raises ConfigError."""
         section = self.alertmanager
@@ -393,3 +410,7 @@ class Config(Section):
 
 def _auto(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -8,6 +8,7 @@ several mean together.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from pydantic import (
 
 from sentinel.core.identity import JOB_FROM, NODE_FROM, RACK_FROM, REPLICA_FROM, TENANT_FROM
 from sentinel.core.jobs import GROUP_FROM, ROLE_FROM, SERVICE_FROM
+from sentinel.core.links import FIELDS as DASHBOARD_FIELDS
 from sentinel.core.policy import Limits, Policy
 
 TOKEN_ENV: Final = "SENTINEL_TOKEN"  # noqa: S105 - the variable's name, not its value
@@ -128,6 +130,21 @@ def _regex(value: str) -> str:
     except re.error as err:
         raise ValueError(f"is no regular expression: {err}") from None
     return value
+
+
+def _template(fields: tuple[str, ...]) -> Callable[[str], str]:
+    """Checks an address in which only these fields may stand in braces."""
+
+    def check(value: str) -> str:
+        unknown = set(re.findall(r"{([^{}]*)}", value)) - set(fields)
+        if unknown:
+            known = " ".join(f"{{{name}}}" for name in fields)
+            raise ValueError(f"knows no {{{min(unknown)}}}; it may hold {known}")
+        if value and not re.match(r"https?://", value):
+            raise ValueError("is not a URL; write it as https://host/...")
+        return value
+
+    return check
 
 
 def _listen(value: str) -> str:
@@ -403,6 +420,22 @@ class LimitsSection(Section):
 class StateSection(Section):
     dir: str = key("./state", "Folder of the store and the learnt bundles.", min_length=1)
     url: str = key("", "Database shared by several daemons; not in this version, leave it empty.")
+
+
+class LinksSection(Section):
+    dashboard: Annotated[str, AfterValidator(_template(DASHBOARD_FIELDS))] = key(
+        "",
+        "Address of a dashboard for an alert, with any of {gpu_uuid} {node} {workload} {from_ms} "
+        "{to_ms} {incident_id} in it; empty: the daemon's own status page.",
+    )
+    prometheus: MaybeUrl = key(
+        "",
+        "Base URL that people reach Prometheus by, for links to its graphs; empty: "
+        "prometheus.url, unless that is on loopback.",
+    )
+    runbook: Annotated[str, AfterValidator(_template(("alertname",)))] = key(
+        "", "Address of a runbook, with {alertname} in it; empty: the daemon's own page."
+    )
 
 
 class TickSection(Section):

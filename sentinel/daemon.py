@@ -64,7 +64,7 @@ from sentinel.web.snapshot import Snapshot, TickStats
 log = logging.getLogger("sentinel")
 
 _START_WAIT_S: Final = 10.0  # Prometheus may come up with us after a reboot
-_RELOADABLE: Final = frozenset({"limits", "spares", "log"})
+_RELOADABLE: Final = frozenset({"limits", "spares", "links", "log"})
 _FIRST_LEARN_S: Final = 300.0  # how often a daemon without a baseline tries to get one
 _LEARN_LIMIT_S: Final = 3600.0
 _LEARN_MEMORY: Final = 4 << 30
@@ -78,6 +78,7 @@ class Daemon:
         self.config = config
         self._clock = clock
         self._policy = config.policy()
+        self._links = config.alert_links()
         self._catalog = config.catalog()
         self._models = load_models()
         self._once = logs.Once(log)
@@ -266,8 +267,7 @@ class Daemon:
         self._control = self._committed = replace(self._control, migrations=migrations)
 
     def _alert(self, now: float) -> None:
-        url = self.config.external_url()
-        self._alertmanagers.send(project(self._control, self._policy, now, external_url=url))
+        self._alertmanagers.send(project(self._control, self._policy, now, links=self._links))
 
     def _tell(self, frame: Frame, done: Step, now: float, began: float) -> None:
         self._alert(now)
@@ -422,7 +422,7 @@ class Daemon:
             raise ConfigError(
                 f"{', '.join(fixed)}: changes there need a restart; nothing was taken"
             )
-        self.config, self._policy = new, new.policy()
+        self.config, self._policy, self._links = new, new.policy(), new.alert_links()
         log.info("configuration reloaded from %s", new.path)
 
     def reload_quietly(self) -> None:

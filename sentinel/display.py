@@ -124,7 +124,7 @@ def incidents(answer: dict[str, Any]) -> RenderableType:
         "why",
     )
     for i in answer["incidents"]:
-        subject = f"{i['subject']['kind']} {i['subject']['id']}"
+        subject = _subject(i)
         why = i["evidence"][0]["text"] if i["evidence"] else i["hold_reason"]
         table.add_row(
             i["id"],
@@ -134,7 +134,7 @@ def incidents(answer: dict[str, Any]) -> RenderableType:
             i["node"],
             i["pattern"],
             "" if i["distance"] is None else f"{i['distance']:.2f}",
-            f"{i['score']:.2f}",
+            "" if i["score"] is None else f"{i['score']:.2f}",
             clock(i["opened_at"]),
             why,
         )
@@ -301,7 +301,7 @@ def bundle(made: dict[str, Any], grid_s: float) -> RenderableType:
 def backtest(report: dict[str, Any]) -> RenderableType:
     table = _table("confirmed", "subject", "host", "alert", "severity", "pattern", "would migrate")
     for i in report["incidents"]:
-        subject = f"{i['subject']['kind']} {i['subject']['id']}"
+        subject = _subject(i)
         would = Text("yes", "bold") if i["would_migrate"] else Text(_not_moved(i), "dim")
         confirmed, name = clock(i["confirmed_at"]), i["alertname"] or ""
         severity, pattern = _word(i["severity"]), i["pattern"]
@@ -311,6 +311,7 @@ def backtest(report: dict[str, Any]) -> RenderableType:
     rate = f", {count / days:.4g} per GPU-day" if days else ""
     noun = "incident" if count == 1 else "incidents"
     lines = [Text(f"{count} {noun} in {days:.3g} GPU-days, {blind:.3g} of them blind{rate}")]
+    lines += [Text(f"assumed: {text}", "dim") for text in report.get("assumes", ())]
     if not days:
         hint = "no GPU reported in this time: check prometheus.selector and --start"
         lines.append(Text(hint, "yellow"))
@@ -337,6 +338,15 @@ def _spent(budget: dict[str, Any]) -> list[Text]:
         text = f"{count} {noun} told less loudly than earned, such as: "
         lines.append(Text(text + budget["held_back"][0]["reason"], "dim"))
     return lines
+
+
+def _subject(incident: dict[str, Any]) -> str:
+    """Whom an incident is about, and for how many GPUs it speaks."""
+    kind, name = incident["subject"]["kind"], incident["subject"]["id"]
+    members = len(incident.get("members") or ())
+    if incident.get("part_of"):
+        return f"{kind} {name} (told by {incident['part_of']})"
+    return f"{kind} {name} ({members} GPUs)" if members else f"{kind} {name}"
 
 
 def _not_moved(incident: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from sentinel.core.context import driver_text, fleet_evidence, setting_text
 from sentinel.core.domain import (
     Evidence,
     Gpu,
@@ -21,7 +22,6 @@ from sentinel.core.domain import (
     Judgement,
     Kind,
     Mates,
-    Presence,
     Severity,
     Shared,
     Subject,
@@ -41,6 +41,7 @@ _METRICS: Final = {
     PACE: ("sm_clock_mhz", "power_w", "mem_clock_mhz"),
     LINK: ("pcie_replay",),
 }
+PACE_METRICS: Final = _METRICS[PACE]
 _NAMES: Final = {
     (SubjectKind.NODE, HEAT): "node overheating",
     (SubjectKind.RACK, HEAT): "rack overheating",
@@ -64,9 +65,8 @@ FLEET_WIDE: Final = "fleet-wide deviation"
 WARM_AIR: Final = "warm inlet air"
 _MEMBERS_SHOWN: Final = 7
 _NODES_NAMED: Final = 8
-_DRIVER_NEW_S: Final = 86_400.0  # a driver this new is a likelier cause than many faults
-_ROOM_C: Final = 3.0  # the air of the whole fleet, in the middle, warmer than its history
-_MOST: Final = 0.5
+_WHOLE: Final = 0.9  # of a job: if so much of it runs at a setting, nobody stands out
+SUBJECTS_MIN: Final = 3  # jobs or nodes that begin to deviate alike at once: one cause above them
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,10 @@ def job_subject(work: Workload, mates: Mates | None) -> Subject:
 
 
 def called(subject: Subject) -> str:
-    """A subject in a sentence."""
-    return "the fleet" if subject.kind is SubjectKind.FLEET else f"{subject.kind} {subject.id}"
+    """A subject in a sentence. A node's name says by itself what it is."""
+    if subject.kind is SubjectKind.FLEET:
+        return "the fleet"
+    return subject.id if subject.kind is SubjectKind.NODE else f"{subject.kind} {subject.id}"
 
 
 def alike(
@@ -124,10 +126,16 @@ def alike(
     driver = driver_text([gpus[row] for row in place.rows], gpus, frame.at_s)
     if driver:
         evidence.append(Evidence("group", "driver", driver, at_s=frame.at_s))
+    setting = setting_text(frame, [v for _, v in told], place.rows) if sign == PACE else ""
+    if setting:
+        evidence.append(Evidence("group", "setting", setting, at_s=frame.at_s))
     evidence += [_of_member(v) for _, v in told[:_MEMBERS_SHOWN]]
     loudest = max((v.severity for _, v in told), key=lambda s: RANK[s], default=Severity.INFO)
     if loudest is not Severity.INFO:  # below a ticket, its budget is spent
         loudest = Severity.CRITICAL if pages else Severity.WARNING
+    whole = len(place.rows) >= _WHOLE * place.reporting
+    if setting and whole and subject.kind is SubjectKind.JOB:
+        loudest = Severity.INFO  # it was set, and nobody of the job stands out: nothing fails
     return Shared(
         subject,
         Kind.DEVIANT,
@@ -220,6 +228,39 @@ def job_event(
     )
 
 
+def above(own: Sequence[Shared], subject: Subject, fleet: Fleet, judgement: Judgement) -> Shared:
+    """Several jobs or nodes that began to deviate alike at once: one event of the fleet, a
+    ticket at most, for none of them acts."""
+    rows = tuple(sorted({row for cause in own for row in cause.rows}))
+    at_s = fleet.frame.at_s
+    loud = any(
+        v.severity is not Severity.INFO
+        for v in judgement.verdicts
+        if fleet.rows[v.gpu.uuid] in set(rows)
+    )
+    names = [called(c.subject) for c in own]
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    head = (
+        f"{len(rows)} GPUs of {len(own)} jobs or nodes began to deviate alike at once "
+        f"({', '.join(names[:4])}{more}): more likely one change than {len(own)}"
+    )
+    first = own[0].evidence[0]
+    evidence = [
+        Evidence("fleet", first.metric, head, first.value, first.expected, first.unit, at_s=at_s),
+        *fleet_evidence((fleet.frame.gpus[row].uuid for row in rows), fleet, judgement, at_s),
+        *(c.evidence[0] for c in own[:4]),
+    ]
+    return Shared(
+        subject,
+        Kind.DEVIANT,
+        Severity.WARNING if loud else Severity.INFO,
+        FLEET_WIDE,
+        tuple(evidence),
+        rows,
+        max(c.score for c in own),
+    )
+
+
 def slow_job(job: JobFinding, fleet: Fleet) -> Shared:
     """A job that slowed down as a whole, as its GPUs say of one another."""
     work = next((w for row in job.rows if (w := fleet.frame.workloads[row])), None)
@@ -293,97 +334,8 @@ def air(
     )
 
 
-# ---- the fleet ----------------------------------------------------------------------------
-
-
-def fleet_evidence(
-    uuids: Iterable[str], fleet: Fleet, judgement: Judgement, now_s: float
-) -> tuple[Evidence, ...]:
-    """Why so many deviate at once, as far as telemetry tells: which signals, models and
-    drivers; and whether a driver, the air of the room or the demand changed with it."""
-    rows = sorted(fleet.rows[uuid] for uuid in uuids if uuid in fleet.rows)
-    if not rows:
-        return ()
-    gpus, chosen = fleet.frame.gpus, set(rows)
-    odd = [gpus[row] for row in rows]
-    out = []
-    patterns = Counter(
-        v.pattern for v in judgement.verdicts if fleet.rows[v.gpu.uuid] in chosen
-    ).most_common(3)
-    if patterns:
-        named = ", ".join(f"{pattern} on {n}" for pattern, n in patterns)
-        out.append(Evidence("fleet", "signals", f"what moved: {named}", at_s=now_s))
-    models, known = Counter(g.model for g in odd), Counter(g.model for g in gpus)
-    if any(models):
-        named = ", ".join(
-            f"{n} of {known[model]} {model or 'GPUs of no known model'}"
-            for model, n in models.most_common(3)
-        )
-        out.append(Evidence("fleet", "models", f"which GPUs: {named}", at_s=now_s))
-    for metric, text in (
-        ("driver", driver_text(odd, gpus, now_s)),
-        ("temp_c", _room_text(judgement, fleet)),
-        ("demand", _demand_text(judgement, rows)),
-    ):
-        if text:
-            out.append(Evidence("fleet", metric, text, at_s=now_s))
-    return tuple(out)
-
-
-def driver_is_new(gpu: Gpu, now_s: float) -> bool:
-    return gpu.driver_since_s > 0.0 and now_s - gpu.driver_since_s <= _DRIVER_NEW_S
-
-
-def driver_text(odd: Sequence[Gpu], gpus: Sequence[Gpu], now_s: float) -> str:
-    """What the driver has to do with it; empty where it tells nothing."""
-    told = Counter(g.driver for g in odd if g.driver)
-    if not told:
-        return ""
-    version, count = told.most_common(1)[0]
-    new = [g for g in odd if g.driver == version and driver_is_new(g, now_s)]
-    if len(new) > _MOST * len(odd):
-        ago_s = now_s - min(g.driver_since_s for g in new)
-        return (
-            f"follows a driver change: {len(new)} of {len(odd)} got driver {version} within the "
-            f"last {_span(ago_s)}"
-        )
-    everywhere = sum(g.driver == version for g in gpus)
-    others = len(gpus) - len(odd)
-    if count == len(odd) and others and everywhere - count < 0.1 * others:
-        return f"all {count} run driver {version}, which hardly any of the other {others} do"
-    return ""
-
-
-def _room_text(judgement: Judgement, fleet: Fleet) -> str:
-    traits = judgement.traits
-    if traits is None:
-        return ""
-    known = traits.air_c[np.isfinite(traits.air_c) & (fleet.frame.presence == Presence.PRESENT)]
-    if not len(known) or float(np.median(known)) < _ROOM_C:
-        return ""
-    middle_c = float(np.median(known))
-    return (
-        f"follows a common temperature shift: all nodes run {middle_c:.0f} °C warmer than their "
-        "history, in the middle: the room or its cooling"
-    )
-
-
-def _demand_text(judgement: Judgement, rows: Sequence[int]) -> str:
-    traits = judgement.traits
-    if traits is None:
-        return ""
-    novel = int(np.count_nonzero(traits.novel[list(rows)]))
-    if novel <= _MOST * len(rows):
-        return ""
-    return f"follows a change of demand: {novel} of {len(rows)} do work never seen before"
-
-
 def _listed(names: Sequence[str], what: str) -> str:
     if len(names) == 1:
         return names[0]
     more = ", ..." if len(names) > _NODES_NAMED else ""
     return f"{len(names)} {what}s ({', '.join(names[:_NODES_NAMED])}{more})"
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds / 60.0:.0f} min" if seconds < 7200.0 else f"{seconds / 3600.0:.1f} h"

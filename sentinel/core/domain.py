@@ -415,6 +415,7 @@ class Incident:
     low_s: float = 0.0
     withheld: str = ""  # why the budget tells it less loudly than its evidence would
     part_of: str = ""  # the shared incident that speaks for it, as long as that one fires
+    holds: bool = False  # of a fleet's event: it has latched the breaker
     members: tuple[Member, ...] = ()  # of a shared incident: all that ever joined, up to 1,024
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -158,16 +159,21 @@ def _vanished(frame: Frame) -> list[Finding]:
     for row in np.flatnonzero(frame.presence == Presence.VANISHED):
         gpu = frame.gpus[row]
         seen = frame.last_seen_s[row] if len(frame.last_seen_s) else np.nan
-        ago = f" for {frame.at_s - seen:.0f} s" if np.isfinite(seen) else ""
+        known = bool(np.isfinite(seen)) and seen > 0.0
+        since = f" since {_clock(float(seen))}" if known else ""
         text = (
             f"GPU {gpu.index if gpu.index is not None else gpu.uuid} of {gpu.node} has not "
-            f"reported{ago} while its siblings on the same exporter do"
+            f"reported{since} while its siblings on the same exporter do"
         )
-        evidence = Evidence("lost", "up", text, at_s=frame.at_s)
+        evidence = Evidence("lost", "up", text, at_s=float(seen) if known else frame.at_s)
         out.append(
             Finding(int(row), Kind.LOST, Severity.CRITICAL, "GPU lost", evidence, True, True, False)
         )
     return out
+
+
+def _clock(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%H:%M:%S UTC")
 
 
 def _levels(frame: Frame, column: dict[str, int]) -> list[Finding]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from sentinel.core import causes
 from sentinel.core.causes import BRAKE, HEAT, LINK, PACE, SIGNS, Place
+from sentinel.core.context import driver_is_new
 from sentinel.core.domain import (
     Bools,
     Evidence,
@@ -47,6 +48,7 @@ _STAYS_SHARE: Final = 0.25
 _ELSEWHERE: Final = 0.25  # of all other GPUs; if more of them deviate alike, it is not this place
 _NEAR: Final = 0.7  # of the way to the edge of normal: a mate so far gone is on its way too
 _LIKE: Final = 0.5  # of the typical deviation of a group; less is not alike
+_FLEET_SHARE: Final = 0.1  # of the GPUs: jobs that began alike at once are then the fleet's
 _BEYOND: Final = 2.0  # times the typical deviation: that GPU has something of its own
 _MAIN: Final = 0.25  # of a score's square: below it a sign is not what deviates
 _AIR_TOLD_C: Final = 4.0  # a host so much warmer than the others is told, though nothing fails
@@ -81,16 +83,18 @@ Standing = Mapping[Subject, Incident]
 class Attribution:
     """`judgement` is the tick's, with the verdicts of members softened: they neither page nor
     act. `owner` maps rows to places in `causes`. `fleet` is the cause that the whole fleet
-    shares, if it does."""
+    shares, if it does. `stays` are rows of no cause on this tick that belong to an incident
+    which is not over."""
 
     judgement: Judgement
     causes: tuple[Shared, ...] = ()
     owner: Mapping[int, int] = field(default_factory=dict)
     fleet: Shared | None = None
+    stays: Mapping[int, Incident] = field(default_factory=dict)
 
-    def of(self, row: int) -> Shared | None:
-        place = self.owner.get(row)
-        return None if place is None else self.causes[place]
+    def places(self, kind: SubjectKind) -> list[int]:
+        """The places in `causes` of subjects of one kind."""
+        return [place for place, cause in enumerate(self.causes) if cause.subject.kind is kind]
 
 
 def read_traits(frame: Frame, scores: Scores, braked: Bools, deviating: bool) -> Traits:
@@ -146,18 +150,22 @@ def attribute(fleet: Fleet, judgement: Judgement, standing: Standing, cluster: s
     sides = _Sides(fleet, jobs, judgement, soft, standing, cluster)
     found += sides.causes()
     joined = _joined(c for c in found if c.subject.kind is not SubjectKind.FLEET)
+    joined = _above(joined, fleet, judgement, standing, cluster)
     owner = {row: place for place, cause in enumerate(joined) for row in cause.rows}
+    fleet_subject = Subject(SubjectKind.FLEET, cluster)
+    wide = fleet_subject in standing or any(c.subject == fleet_subject for c in joined)
     ill = _ill_nodes(joined, fleet, standing)
     joined = _with_air(joined, fleet, judgement.traits, standing)
     whole = next((c for c in found if c.subject.kind is SubjectKind.FLEET), None)
-    if not joined and whole is None:
+    stays = sides.staying(owner)
+    if not joined and whole is None and not stays:
         return Attribution(judgement)
     verdicts = tuple(
-        _softened(v, joined[owner[row]] if row in owner else None, v.gpu.node in ill)
+        _softened(v, joined[owner[row]] if row in owner else None, wide or v.gpu.node in ill)
         for v in judgement.verdicts
         for row in (fleet.rows[v.gpu.uuid],)
     )
-    return Attribution(replace(judgement, verdicts=verdicts), joined, owner, whole)
+    return Attribution(replace(judgement, verdicts=verdicts), joined, owner, whole, stays)
 
 
 # ---- events: what the hardware or its driver says on many GPUs at once ---------------------
@@ -277,14 +285,33 @@ class _Sides:
         self._fleet, self._soft, self._standing = fleet, soft, standing
         self._jobs = jobs
         self._judgement, self._cluster = judgement, cluster
+        self._strength = self._strengths()  # of every deviating row: its main sign, how strong
 
     def causes(self) -> Iterator[Shared]:
         if not self._soft:
             return
-        strength = self._strengths()
+        strength = self._strength
         for sign in range(len(SIGNS)):
             if any(own == sign for own, _ in strength.values()):
                 yield from self._of_sign(sign, strength)
+
+    def staying(self, owner: Mapping[int, int]) -> dict[int, Incident]:
+        """GPUs that an incident has spoken for and that deviate as it does, though too few do on
+        this very tick: they wait until it is over."""
+        out: dict[int, Incident] = {}
+        for incident in self._standing.values():
+            if incident.kind is not Kind.DEVIANT:
+                continue
+            sign = _METRICS.get(incident.evidence[0].metric if incident.evidence else "")
+            for member in incident.members:
+                row = self._fleet.rows.get(member.gpu_uuid, -1)
+                if row in owner or row not in self._strength:
+                    continue
+                own, much = self._strength[row]
+                like = sign is None or own == sign or {own, sign} == {HEAT, BRAKE}
+                if like and much <= _BEYOND * max(incident.score, 1.0):
+                    out[row] = incident
+        return out
 
     def _strengths(self) -> dict[int, tuple[int, float]]:
         """Of every deviating row: its main sign, and how strong that is."""
@@ -419,7 +446,7 @@ class _Sides:
 
 def _new_driver(frame: Frame, rows: list[int]) -> bool:
     """Whether most of these GPUs have just been given another driver."""
-    changed = [row for row in rows if causes.driver_is_new(frame.gpus[row], frame.at_s)]
+    changed = [row for row in rows if driver_is_new(frame.gpus[row], frame.at_s)]
     return 2 * len(changed) > len(rows)
 
 
@@ -480,6 +507,33 @@ def _with_air(
     return (*found, *new)
 
 
+def _above(
+    found: tuple[Shared, ...],
+    fleet: Fleet,
+    judgement: Judgement,
+    standing: Standing,
+    cluster: str,
+) -> tuple[Shared, ...]:
+    """Several jobs or nodes whose pace begins to deviate at once share a cause above them: a
+    power limit, a driver, a shift of the work. Those that have been told already stay."""
+    subject = Subject(SubjectKind.FLEET, cluster)
+    own = [
+        c
+        for c in found
+        if c.kind is Kind.DEVIANT
+        and c.evidence[0].metric in causes.PACE_METRICS
+        and not (c.subject in standing and standing[c.subject].fires)
+    ]
+    reporting = int(np.count_nonzero(fleet.frame.presence == Presence.PRESENT))
+    enough = len(own) >= causes.SUBJECTS_MIN and (
+        sum(len(c.rows) for c in own) >= _FLEET_SHARE * reporting
+    )
+    if not own or not (enough or subject in standing):
+        return found
+    rest = tuple(c for c in found if c not in own)
+    return (*rest, causes.above(own, subject, fleet, judgement))
+
+
 # ---- putting together -----------------------------------------------------------------------
 
 
@@ -522,7 +576,7 @@ def _softened(verdict: Verdict, cause: Shared | None, ill: bool) -> Verdict:
     if verdict.kind is not Kind.DEVIANT or (cause is None and not ill):
         return verdict
     if cause is None:
-        text = "other GPUs of its node or rack deviate too: look there before this GPU"
+        text = "others of its node, its rack or the fleet deviate too: look there before this GPU"
         note = Evidence(
             "density", "shared", text, at_s=verdict.evidence[0].at_s if verdict.evidence else 0
         )

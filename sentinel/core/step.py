@@ -15,6 +15,7 @@ from sentinel.core import (
     budget,
     causes,
     commands,
+    context,
     domain,
     groups,
     guards,
@@ -69,7 +70,7 @@ __all__ = ["Inputs", "advance", "check_invariants", "housekeep", "resume", "sent
 
 _EMPTY_FOR_S = 300.0  # a fleet of which nothing was ever seen may still be starting
 _SPREAD_KEPT = 64
-_SHARED = (SubjectKind.NODE, SubjectKind.RACK, SubjectKind.JOB)
+_SHARED = (SubjectKind.NODE, SubjectKind.RACK, SubjectKind.JOB, SubjectKind.FLEET)
 _RESOLVED_KEPT_S = 3600.0
 _MIGRATION_KEPT_S = 25 * 3600.0  # limits look back a day
 
@@ -150,8 +151,11 @@ def advance(
         )
         held = hold.reason is not None
         speaks = _fold_groups(ledger, fleet, found, policy.times, dt_s, held)
+        event = _fold_fleet(ledger, fleet, judgement, hold, found, policy, dt_s)
+        if event is not None:
+            speaks.update((place, event) for place in found.places(SubjectKind.FLEET))
         _fold_gpus(ledger, found, speaks, fleet, policy.times, dt_s, held, book)
-    _fold_fleet(ledger, fleet, judgement, hold, policy, dt_s)
+    _fold_blindness(ledger, frame, policy, dt_s)
     if not blind:
         ledger.peaks = budget.fold(
             ledger.peaks, ledger.incidents.values(), judgement.verdicts, policy.budget, now_s
@@ -292,7 +296,10 @@ def _fold_groups(
         )
         return None if change is None else ledger.put(before, change)
 
+    standing.pop(Subject(SubjectKind.FLEET, ledger.cluster), None)  # an event of its own
     for place, cause in enumerate(found.causes):
+        if cause.subject.kind is SubjectKind.FLEET:
+            continue
         after = folded(standing.pop(cause.subject, None), cause)
         if after is not None:
             out[place] = after
@@ -323,7 +330,7 @@ def _fold_gpus(
     for verdict in judgement.verdicts:
         before = open_on.pop(verdict.gpu.uuid, None)
         row = fleet.rows[verdict.gpu.uuid]
-        group = speaks.get(found.owner.get(row, -1))
+        group = speaks.get(found.owner.get(row, -1)) or _stays(before, row, found, times)
         if group is not None and before is None and _only_a_member(verdict):
             continue
         incident = before
@@ -368,6 +375,17 @@ def _rename(ledger: Ledger, book: Book) -> None:
             ledger.put(i, Change(after))
 
 
+def _stays(
+    incident: Incident | None, row: int, found: Attribution, times: Times
+) -> Incident | None:
+    """The incident that a GPU still belongs to. One that has not been told keeps it from being
+    told no longer than twice the time it would take by itself."""
+    group = found.stays.get(row)
+    if group is None or group.fires or incident is None:
+        return group
+    return group if incident.held_s < 2.0 * times.deviant_for_s else None
+
+
 def _as_member(incident: Incident, group: Incident | None) -> Incident:
     """Once its group has been told, what is left of a GPU has to stand by itself from then on.
     Before that its time goes on: a group that wavers must not keep its GPUs from being told."""
@@ -402,50 +420,72 @@ def _fold_fleet(
     fleet: Fleet,
     judgement: Judgement,
     hold: breaker.FleetHold,
+    found: Attribution,
     policy: Policy,
     dt_s: float,
-) -> None:
-    now_s, times, frame = ledger.now_s, policy.times, fleet.frame
-    running = {
-        i.kind is Kind.UNKNOWN: i
-        for i in ledger.incidents.values()
-        if i.is_open and i.subject.kind is SubjectKind.FLEET
-    }
-
-    def folded(before: Incident | None, cause: Shared | None, clear_s: float) -> Incident | None:
-        change = shared.fold(
-            before,
-            cause,
-            frame.gpus,
-            now_s,
-            dt_s,
-            times,
-            cluster=policy.cluster,
-            known=ledger.incidents,
-            clear_for_s=clear_s,
-        )
-        return None if change is None else ledger.put(before, change)
-
-    folded(running.get(True), _blindness(frame, policy, now_s), 0.5 * times.tick_s)
-    if frame.coverage.blind:
-        return
-    event, cause = running.get(False), None
+) -> Incident | None:
+    """The event that the whole fleet shares. Only one that holds everything latches the
+    breaker: of jobs that merely began to deviate alike, none acts."""
+    now_s, frame = ledger.now_s, fleet.frame
+    subject = Subject(SubjectKind.FLEET, policy.cluster)
+    event = next((i for s, i in _standing(ledger).items() if s == subject), None)
+    cause = next((c for c in found.causes if c.subject.kind is SubjectKind.FLEET), None)
     if hold.reason is not None:
-        told = causes.fleet_evidence(hold.uuids, fleet, judgement, now_s)
-        # a baseline that is not certified has no page, not even for the whole fleet
-        pages = hold.hard or judgement.certified
+        told = context.fleet_evidence(hold.uuids, fleet, judgement, now_s)
+        # a baseline that is not certified has no page, not even for the whole fleet; and a shift
+        # whose cause is known is no emergency
+        pages = hold.hard or (judgement.certified and not context.is_explained(told))
         cause = Shared(
-            Subject(SubjectKind.FLEET, policy.cluster),
+            subject,
             Kind.FAULT if hold.hard else Kind.DEVIANT,
             Severity.CRITICAL if pages else Severity.WARNING,
             causes.FLEET_WIDE,
             (Evidence("fleet", "", hold.reason.text, at_s=now_s), *told),
             tuple(fleet.rows[uuid] for uuid in hold.uuids if uuid in fleet.rows),
         )
-    after = folded(event, cause, times.clear_for_s)
-    confirmed = after is not None and after.phase is domain.IncidentPhase.CONFIRMED
-    if confirmed and (event is None or event.phase is not domain.IncidentPhase.CONFIRMED):
-        ledger.latch(hold.reason.text if hold.reason else "fleet-wide deviation")
+    change = shared.fold(
+        event,
+        cause,
+        frame.gpus,
+        now_s,
+        dt_s,
+        policy.times,
+        cluster=policy.cluster,
+        known=ledger.incidents,
+    )
+    if change is None:
+        return None
+    after = ledger.put(event, change)
+    if hold.reason is not None and after.phase is domain.IncidentPhase.CONFIRMED:
+        held_before = event is not None and event.phase is after.phase and event.holds
+        if not held_before:
+            ledger.latch(hold.reason.text)
+            after = ledger.put(after, Change(replace(after, holds=True)))
+    return after
+
+
+def _fold_blindness(ledger: Ledger, frame: Frame, policy: Policy, dt_s: float) -> None:
+    before = next(
+        (
+            i
+            for i in ledger.incidents.values()
+            if i.is_open and i.subject.kind is SubjectKind.FLEET and i.kind is Kind.UNKNOWN
+        ),
+        None,
+    )
+    change = shared.fold(
+        before,
+        _blindness(frame, policy, ledger.now_s),
+        frame.gpus,
+        ledger.now_s,
+        dt_s,
+        policy.times,
+        cluster=policy.cluster,
+        known=ledger.incidents,
+        clear_for_s=0.5 * policy.times.tick_s,
+    )
+    if change is not None:
+        ledger.put(before, change)
 
 
 def _blindness(frame: Frame, policy: Policy, now_s: float) -> Shared | None:

@@ -176,7 +176,8 @@ class MemberView(BaseModel):
 
 class IncidentView(BaseModel):
     """`part_of` is the incident that speaks for this one; `members` are the GPUs that this one
-    speaks for. `gpu_uuid` is null unless the subject is a GPU."""
+    speaks for. `gpu_uuid` is null unless the subject is a GPU, and `score` unless it deviates:
+    hard evidence is not measured by it."""
 
     id: str
     subject: SubjectView
@@ -187,7 +188,7 @@ class IncidentView(BaseModel):
     kind: str
     severity: str
     pattern: str
-    score: float
+    score: float | None
     alertname: str | None
     opened_at: str | None
     confirmed_at: str | None

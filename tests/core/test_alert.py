@@ -97,11 +97,15 @@ def test_a_tired_person_learns_what_where_why_and_what_was_done(scene):
     scene.tick(scene.finishes(scene.posts[-1]))
     (alert,) = told(scene, external_url="https://sentinel.example/")
     texts = alert.annotations
-    assert texts["summary"] == "GPU 2 of node-0 (H100): overheating; the node is fenced"
+    assert texts["summary"] == (
+        "GPU 2 of node-0 (H100): overheating: GPU temperature 86 °C, +14 °C from the 72 °C normal; "
+        "the node is fenced"
+    )
     for words in (
         "Seen: GPU temperature 86 °C, +14 °C from the 72 °C normal",
-        "Suspected: overheating (1.75 times the radius of normal",
-        "Since: 2 min",
+        "Since 13:46:55 UTC (2 min); compared with what is normal for its model",
+        "pattern: overheating, 1.75 times as far as the edge of normal",
+        "fence of node-0 done, move of 4711 sent",
         "Work: job 4711",
         "Action: fence node-0: done",
         "Action: move 4711 off node-0 to node-5 (4 GPUs): sent",

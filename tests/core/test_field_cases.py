@@ -212,7 +212,7 @@ def test_clocks_that_are_locked_on_a_whole_host_move_nothing(replay):
     (incident,) = report["incidents"]
     assert incident["subject"] == {"kind": "node", "id": HOST}
     assert incident["severity"] == "warning"
-    assert incident["evidence"][0]["text"].startswith(f"8 of 8 GPUs of node {HOST} deviate alike")
+    assert incident["evidence"][0]["text"].startswith(f"8 of 8 GPUs of {HOST} deviate alike")
 
 
 def test_one_gpu_whose_clock_is_low_moves_its_work(replay):

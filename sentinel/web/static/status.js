@@ -81,6 +81,12 @@ function table(id, rows) {
   body.replaceChildren(...lines);
 }
 
+function subject(i) {
+  if (i.subject.kind === "gpu") return [i.node, i.gpu_uuid].filter(Boolean).join(" ");
+  const members = i.members.length ? ` (${i.members.length} GPUs)` : "";
+  return `${i.subject.kind} ${i.subject.id}${members}`;
+}
+
 const work = (row) => row.workload ? `${row.workload.kind} ${row.workload.id}` : "";
 
 async function get(path) {
@@ -100,9 +106,9 @@ async function refresh() {
     fleet(gpus.gpus);
     table("incidents", incidents.incidents.map((i) => [
       clock(i.opened_at), [i.severity, i.severity], `${i.alertname ?? "suspected"}: ${i.pattern}`,
-      [i.node, i.gpu_uuid].filter(Boolean).join(" ") || `${i.subject.kind} ${i.subject.id}`,
+      subject(i),
       i.evidence.map((e) => e.text).join("; "),
-      [i.phase, i.moved && "moved", i.fenced && "fenced", i.hold_reason].filter(Boolean).join(", "),
+      [i.phase, i.moved && "moved", i.fenced && "fenced", i.part_of && `told by ${i.part_of}`, i.hold_reason].filter(Boolean).join(", "),
     ]));
     table("migrations", migrations.migrations.map((m) => [
       clock(m.since), m.operation, [m.phase, m.phase], m.node,
