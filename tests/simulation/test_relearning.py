@@ -212,6 +212,33 @@ def test_the_report_is_one_page_that_asks_nobody(lived):
         assert sum(r["share"] for r in cohort["regimes"]) <= 1.0 + 1e-9
 
 
+def test_learn_writes_the_page_and_ends_with_a_finding_where_it_refuses(tmp_path, monkeypatch):
+    site = Site(tmp_path / "site", hosts=2)
+    monkeypatch.setattr(history, "connect", lambda config: LabHistory(site.fleet, STEP_S))
+
+    def learn(*more):
+        start_s, end_s = site.now_s, site.now_s + 0.5 * HOUR_S
+        site.now_s = end_s + STEP_S
+        span = ["--start", f"{start_s}", "--end", f"{end_s}"]
+        argv = ["learn", "--config", str(site.path), *span, *more]
+        return CliRunner().invoke(cli, argv, standalone_mode=False)  # as main() does
+
+    page = tmp_path / "report.html"
+    done = learn("--html", str(page))
+    assert done.return_value == 0, done.output
+    assert "not certified: it rests on" in done.output
+    assert "soft evidence makes tickets" in done.output
+    assert "What normal looks like" in page.read_text()
+    row = next(r for r, job in enumerate(site.fleet.workload.job_of) if job)
+    site.fleet.inject("clock", site.fleet.gpus[row].uuid)
+    done = learn("--json")
+    assert done.return_value == 1, done.output
+    told = json.loads(done.stdout)
+    assert told["adopted"] is False
+    assert any(site.fleet.gpus[row].uuid in reason for reason in told["refused"])
+    assert "NOT ADOPTED" in learn().output
+
+
 def test_learn_says_what_is_wrong_where_nothing_answers(tmp_path):
     site = Site(tmp_path / "site")
     done = CliRunner().invoke(cli, ["learn", "--config", str(site.path), "--html", "x.html"])
