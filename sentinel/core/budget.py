@@ -261,8 +261,12 @@ def fold(
         return peaks
     earned = {v.gpu.uuid: v.earned or v.severity for v in verdicts if v.kind is Kind.DEVIANT}
     after = {id: _dated(p, now_s) for id, p in peaks.items() if now_s - p.last_s <= PAST_S}
+    of_key: dict[str, set[str]] = {}  # which peaks concern whom: a storm has many incidents
+    for peak in after.values():
+        _index(of_key, peak)
     for incident in sorted(soft, key=lambda i: (i.confirmed_at_s or 0.0, i.id)):
-        _add(after, incident, earned.get(incident.gpu_uuid or "", Severity.INFO), now_s)
+        word = earned.get(incident.gpu_uuid or "", Severity.INFO)
+        _add(after, of_key, incident, word, now_s)
     room = max(1, math.floor(max(budget.tickets_per_week, budget.pages_per_week) * 2.0))
     most = max(_KEPT_MIN, 2 * (room + 1))
     if len(after) > most:
@@ -307,36 +311,53 @@ def _height(incident: Incident) -> float:
     return incident.score if incident.subject.kind is not SubjectKind.FLEET else 0.0
 
 
-def _add(peaks: dict[str, Peak], incident: Incident, earned: Severity, now_s: float) -> None:
-    keys = _keys(incident)
-    began_s = incident.confirmed_at_s or now_s
+def _index(of_key: dict[str, set[str]], peak: Peak) -> None:
+    for key in peak.keys:
+        of_key.setdefault(key, set()).add(peak.id)
+
+
+def _add(
+    peaks: dict[str, Peak],
+    of_key: dict[str, set[str]],
+    incident: Incident,
+    earned: Severity,
+    now_s: float,
+) -> None:
     new = Peak(
         id=incident.id,
         score=round(_height(incident), 3),
-        at_s=began_s,
+        at_s=incident.confirmed_at_s or now_s,
         last_s=now_s,
-        keys=keys,
+        keys=_keys(incident),
         page=earned is Severity.CRITICAL,
         told=incident.worst,
     )
-    same = [p for p in peaks.values() if _together(p, new)]
+    if _FLEET in new.keys:
+        near = set(peaks)
+    else:
+        near = set().union(*(of_key.get(key, ()) for key in (*new.keys, _FLEET)))
+    same = [peaks[id] for id in near if id in peaks and _together(peaks[id], new)]
     if not same:
         peaks[new.id] = new
+        _index(of_key, new)
         return
     first = min(same, key=lambda p: (p.at_s, p.id))
+    if len(same) == 1 and _adds_nothing(first, new):
+        return
     joined = first
     for peak in (*same, new):
         joined = _joined(joined, peak)
-    for peak in same:
-        del peaks[peak.id]
-    news = (joined.score, joined.told, joined.page, joined.keys) != (
-        first.score,
-        first.told,
-        first.page,
-        first.keys,
-    )
-    stale = now_s - first.last_s >= _TOUCH_S
-    peaks[first.id] = joined if news or stale or len(same) > 1 else first
+        peaks.pop(peak.id, None)
+    peaks[first.id] = joined
+    _index(of_key, joined)
+
+
+def _adds_nothing(known: Peak, new: Peak) -> bool:
+    """What stands is written down again only once in a while."""
+    told = severity_rank(new.told) <= severity_rank(known.told)
+    full = len(known.keys) >= _KEYS_MAX or set(new.keys) <= set(known.keys)
+    fresh = new.last_s - known.last_s < _TOUCH_S
+    return new.score <= known.score and told and new.page <= known.page and full and fresh
 
 
 def _together(old: Peak, new: Peak) -> bool:
