@@ -95,12 +95,13 @@ def rate_plot(rows: Sequence[dict[str, Any]], budget: dict[str, Any], known: dic
             f'y="{height - 5:.1f}" text-anchor="end">budget: {value:g} {word} a week</text>'
         )
     ends = rows[0]["score"], max(rows[-1]["score"], 1.5)
-    for word, score in (("ticket", known["ticket_score"]), ("page", known["page_score"])):
+    needs = (("ticket", known["ticket_score"], 8), ("page", known["page_score"], 24))
+    for word, score, up in needs:
         if ends[0] <= score <= ends[1]:
             marks.append(
                 f'<line class="limit" x1="{x(score):.1f}" x2="{x(score):.1f}" y1="{_TOP}" '
                 f'y2="{_H - _BOTTOM}"/><text class="limit-text" x="{x(score) + 5:.1f}" '
-                f'y="{_H - _BOTTOM - 8}">a {word}: {score:.2f}</text>'
+                f'y="{_H - _BOTTOM - up}">a {word}: {score:.2f}</text>'
             )
     powers = [(y(p), _power(p)) for p in range(int(low), int(high) + 1)]
     scores = [(x(v), f"{v:g}") for v in _ticks(*ends)]

@@ -118,12 +118,13 @@ def calibrate(
         )
         table = _table(found, tail, seen_s / WEEK_S / max(gpus, 1))
     rough = Calibration(table=table)
+    counts = bool(table) and not why  # what is not certified raises nothing
     return Calibration(
         gpu_days=days,
         certified=not why,
-        ticket_score=max(EDGE, rough.score_for(budget.tickets_per_week)) if table else EDGE,
+        ticket_score=max(EDGE, rough.score_for(budget.tickets_per_week)) if counts else EDGE,
         page_score=max(budget.page_score, rough.score_for(budget.pages_per_week))
-        if table
+        if counts
         else budget.page_score,
         why=why,
         gpus=gpus,
