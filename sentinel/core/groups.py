@@ -266,8 +266,18 @@ class _Candidate:
 
     subject: Subject
     rows: tuple[int, ...]
-    reporting: int
     merit: float  # harmonic mean of how much of it deviates and how much of that it explains
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """The rows of a subject that deviate alike, those of them that do not stand out of it, how
+    many of its GPUs report, and whether that is enough to speak of it."""
+
+    alike: list[int]
+    inside: list[int]
+    reporting: int
+    enough: bool
 
 
 class _Sides:
@@ -284,6 +294,7 @@ class _Sides:
     ) -> None:
         self._fleet, self._soft, self._standing = fleet, soft, standing
         self._jobs = jobs
+        self._total = int(np.count_nonzero(fleet.frame.presence == Presence.PRESENT))
         self._judgement, self._cluster = judgement, cluster
         self._strength = self._strengths()  # of every deviating row: its main sign, how strong
 
@@ -343,9 +354,13 @@ class _Sides:
             for row in map(int, np.flatnonzero(traits.signs[:, sign] >= _NEAR)):
                 if row not in strength:  # on its way, or of no verdict of its own
                     left.setdefault(row, float(traits.signs[row, sign]))
+        by_subject = self._by_subject(sign, left)
+        fit: dict[Subject, _Fit] = {}
         while any(row in self._soft for row in left):
+            for subject in by_subject.keys() - fit.keys():
+                fit[subject] = self._fit(subject, by_subject[subject], left)
             best = max(
-                self._candidates(sign, left),
+                self._candidates(fit, len(left)),
                 key=lambda c: (
                     round(c.merit, 6),
                     -_PREFERRED[sign].index(c.subject.kind),
@@ -356,14 +371,18 @@ class _Sides:
             )
             if best is None:
                 return
-            typical = float(np.median([left[row] for row in best.rows]))
-            inside = [row for row in best.rows if left[row] <= _BEYOND * typical]
-            place = Place(best.subject, tuple(inside), best.reporting)
+            inside = fit[best.subject].inside
+            place = Place(best.subject, tuple(inside), fit[best.subject].reporting)
             yield causes.alike(
                 place, sign, self._soft, left, self._fleet, self._slowed(best.subject, inside)
             )
-            for row in best.rows:
+            gone = set(best.rows)
+            for row in gone:
                 left.pop(row)
+            for subject, rows in list(by_subject.items()):
+                if not gone.isdisjoint(rows):  # only what has lost some is looked at anew
+                    by_subject[subject] = [row for row in rows if row not in gone]
+                    fit.pop(subject)
 
     def _slowed(self, subject: Subject, rows: list[int]) -> bool:
         """Whether so many of them are slowed down, by heat or power, that it is a page."""
@@ -375,65 +394,60 @@ class _Sides:
         told = np.count_nonzero(np.nan_to_num(traits.throttled[rows]) >= _THROTTLES)
         return bool(told >= min(ALIKE_MIN, len(rows)) and told > 0)
 
-    def _candidates(self, sign: int, left: Mapping[int, float]) -> Iterator[_Candidate]:
-        frame = self._fleet.frame
-        by_subject: dict[Subject, list[int]] = defaultdict(list)
-        kinds = _PREFERRED[sign]
+    def _by_subject(self, sign: int, left: Mapping[int, float]) -> dict[Subject, list[int]]:
+        frame, kinds = self._fleet.frame, _PREFERRED[sign]
+        out: dict[Subject, list[int]] = defaultdict(list)
         for row in left:
             gpu, job = frame.gpus[row], _job(frame, row)
-            by_subject[Subject(SubjectKind.NODE, gpu.node)].append(row)
+            out[Subject(SubjectKind.NODE, gpu.node)].append(row)
             if SubjectKind.JOB in kinds and job is not None and not self._stands_out(row):
-                by_subject[job].append(row)
+                out[job].append(row)
             if SubjectKind.RACK in kinds and gpu.rack:
-                by_subject[Subject(SubjectKind.RACK, gpu.rack)].append(row)
-        by_subject[Subject(SubjectKind.FLEET, self._cluster)] = list(left)
-        total = int(np.count_nonzero(frame.presence == Presence.PRESENT))
-        for subject, rows in by_subject.items():
-            typical = float(np.median([left[row] for row in rows]))
-            alike = [row for row in rows if left[row] >= _LIKE * typical]
-            reporting = self._reporting(subject, total)
-            if not self._holds(subject, alike, reporting, len(left), total, left):
-                continue
-            precision, recall = len(alike) / max(reporting, 1), len(alike) / len(left)
-            merit = 2.0 * precision * recall / (precision + recall)
-            yield _Candidate(subject, tuple(sorted(alike)), reporting, merit)
+                out[Subject(SubjectKind.RACK, gpu.rack)].append(row)
+        out[Subject(SubjectKind.FLEET, self._cluster)] = list(left)
+        return out
 
-    def _holds(
-        self,
-        subject: Subject,
-        alike: list[int],
-        reporting: int,
-        everywhere: int,
-        total: int,
-        left: Mapping[int, float],
-    ) -> bool:
+    def _fit(self, subject: Subject, rows: list[int], left: Mapping[int, float]) -> _Fit:
+        """What of a subject deviates alike, and whether that is enough of it."""
+        reporting = self._reporting(subject)
+        if not rows:
+            return _Fit([], [], reporting, False)
+        much = np.array([left[row] for row in rows])
+        kept = much >= _LIKE * np.median(much)
+        alike, much = [row for row, yes in zip(rows, kept, strict=True) if yes], much[kept]
+        calm = much <= _BEYOND * np.median(much)
+        inside = sorted(row for row, yes in zip(alike, calm, strict=True) if yes)
         known = self._standing.get(subject)
         stays = known is not None and known.kind is Kind.DEVIANT
         least, share = (_STAYS_MIN, _STAYS_SHARE) if stays else (ALIKE_MIN, ALIKE_SHARE)
-        typical = float(np.median([left[row] for row in alike]))
-        inside = [row for row in alike if left[row] <= _BEYOND * typical]
-        if len(inside) < least or len(inside) < share * reporting:
-            return False
-        if not any(row in self._soft for row in inside):
-            return False
+        enough = len(inside) >= least and len(inside) >= share * reporting
+        enough = enough and any(row in self._soft for row in inside)
         gpus = self._fleet.frame.gpus
-        others, elsewhere = total - reporting, everywhere - len(alike)
-        spread = elsewhere > _ELSEWHERE * others
-        match subject.kind:
-            case SubjectKind.FLEET:
-                return len({gpus[row].node for row in inside}) > 1
-            case SubjectKind.RACK:
-                nodes = {gpus[row].node for row in inside}
-                return len(nodes) > 1 and others > 0 and not spread
-            case SubjectKind.JOB:
-                return not _new_driver(self._fleet.frame, inside)
-        return not spread
+        if subject.kind in (SubjectKind.FLEET, SubjectKind.RACK):
+            enough = enough and len({gpus[row].node for row in inside}) > 1
+        if subject.kind is SubjectKind.JOB:
+            enough = enough and not _new_driver(self._fleet.frame, inside)
+        return _Fit(alike, inside, reporting, enough)
 
-    def _reporting(self, subject: Subject, total: int) -> int:
+    def _candidates(self, fit: Mapping[Subject, _Fit], everywhere: int) -> Iterator[_Candidate]:
+        for subject, of in fit.items():
+            if not of.enough:
+                continue
+            others, elsewhere = self._total - of.reporting, everywhere - len(of.alike)
+            spread = elsewhere > _ELSEWHERE * others
+            if subject.kind is SubjectKind.RACK and others == 0:
+                continue
+            if spread and subject.kind in (SubjectKind.NODE, SubjectKind.RACK):
+                continue
+            precision, recall = len(of.alike) / max(of.reporting, 1), len(of.alike) / everywhere
+            merit = 2.0 * precision * recall / (precision + recall)
+            yield _Candidate(subject, tuple(of.alike), merit)
+
+    def _reporting(self, subject: Subject) -> int:
         fleet = self._fleet
         match subject.kind:
             case SubjectKind.FLEET:
-                return total
+                return self._total
             case SubjectKind.NODE:
                 members: Iterable[int] = fleet.by_node[subject.id]
             case SubjectKind.RACK:

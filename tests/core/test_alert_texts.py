@@ -4,6 +4,7 @@ Line 1 is the summary, the rest the description; all of them stand in alert_text
 change of wording shows as a person will see it.
 """
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -248,6 +249,13 @@ def page():
 def test_they_read_as_they_did():
     """After a change of wording: python -m tests.core.test_alert_texts, and read it."""
     assert page() == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_the_examples_of_the_guide_are_read_like_that():
+    guide = (Path(__file__).parents[2] / "docs" / "incidents.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```\n(\[.*?)```", guide, flags=re.DOTALL)
+    assert len(examples) == 6
+    assert all(example in GOLDEN.read_text(encoding="utf-8") for example in examples)
 
 
 @pytest.mark.parametrize("name", STORIES)
