@@ -126,7 +126,7 @@ def setting_text(frame: Frame, verdicts: Sequence[Verdict], rows: Sequence[int])
         if e.metric == "power_w" and e.expected is not None and v.gpu.uuid in where
     }
     held = [row for row, watts in wanted.items() if watts > _CAPPED * limit_w[row]]
-    if wanted and len(held) > _MOST * len(verdicts):
+    if wanted and len(held) > _MOST * len(wanted):
         set_w, before_w = (
             float(np.median([limit_w[row] for row in held])),
             float(np.median([wanted[row] for row in held])),

@@ -8,6 +8,7 @@ not the size of the fleet.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from sentinel.core import (
@@ -162,6 +163,7 @@ def advance(
         )
     _wait(ledger, fleet, policy.times, dt_s, blind)
     _mark(ledger)
+    _mark_nodes(ledger)
     commands.finish_releases(ledger, policy.times, inputs.epoch)
     if book is not None:
         ledger.remember_ended(control.incidents, book)
@@ -303,7 +305,10 @@ def _fold_groups(
         after = folded(standing.pop(cause.subject, None), cause)
         if after is not None:
             out[place] = after
+    spoken_for = {i.part_of for i in ledger.incidents.values() if i.fires and i.part_of}
     for before in standing.values():
+        if before.id in spoken_for and before.fires:
+            continue  # an Xid is seen once: what it says stands as long as its GPUs' incidents do
         rows = [fleet.rows[m.gpu_uuid] for m in before.members if m.gpu_uuid in fleet.rows]
         unknown = sum(found.judgement.kinds[row] == domain.UNKNOWN for row in rows)
         if 2 * unknown <= len(rows):  # else nothing is known of it: no timer runs
@@ -533,6 +538,21 @@ def _mark(ledger: Ledger) -> None:
         moved = i.moved or any(_moved_by(m, i) for m in moves)
         if (fenced, moved) != (i.fenced, i.moved):
             ledger.put(i, Change(replace(i, fenced=fenced, moved=moved)))
+
+
+def _mark_nodes(ledger: Ledger) -> None:
+    """A node whose GPUs act for themselves is at rest once the work of all of them has moved."""
+    own: dict[str, list[Incident]] = defaultdict(list)
+    for i in ledger.incidents.values():
+        if i.part_of and i.is_open and i.kind is not Kind.DEVIANT:
+            own[i.part_of].append(i)
+    for id, members in own.items():
+        node = ledger.incidents.get(id)
+        if node is None or not node.is_open:
+            continue
+        fenced, moved = all(i.fenced for i in members), all(i.moved for i in members)
+        if (fenced, moved) != (node.fenced, node.moved):
+            ledger.put(node, Change(replace(node, fenced=fenced, moved=moved)))
 
 
 def _moved_by(m: Migration, incident: Incident) -> bool:

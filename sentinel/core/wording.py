@@ -56,7 +56,7 @@ def summary(incident: Incident) -> str:
     first = incident.evidence[0].text if incident.evidence else incident.pattern
     over = "" if incident.is_open else "Over: "
     if incident.subject.kind is not SubjectKind.GPU:
-        return f"{over}{_lead(incident)}: {first}"
+        return f"{over}{_lead(incident)}: {first}{_state(incident)}"
     text = _without_place(first, incident)
     what = incident.pattern if text == incident.pattern else f"{incident.pattern}: {text}"
     return f"{over}{_place(incident)}: {what}{_state(incident)}"

@@ -150,7 +150,8 @@ def _can_release(face: Face, target: str) -> bool:
     found = face.journal.incident(target)
     if found is not None and found.is_open:
         return True
-    if any(target in (i.node, i.gpu_uuid) for i in face.journal.incidents(100_000, open_only=True)):
+    known = face.journal.incidents(100_000, open_only=True)
+    if any(target in (i.node, i.gpu_uuid, i.subject.id) for i in known):
         return True
     snapshot = face.snapshot()
     held = snapshot.control.quarantine if snapshot else {}

@@ -246,6 +246,33 @@ def test_a_host_whose_gpus_all_fail_is_one_page_and_is_fenced_all_the_same():
     own = [i for i in scene.incidents() if i.subject.kind is SubjectKind.GPU]
     assert {i.part_of for i in own} == {node.id}
     assert len(own) == 8
+    scene.bad.clear()  # an Xid is seen once
+    scene.tick(scene.finishes(scene.posts[-1]))
+    scene.ticks(40)
+    alerts = [a for a in project(scene.control, scene.policy, scene.now) if not a.resolved]
+    about = {a.labels["alertname"]: a for a in alerts}
+    assert len(about) == len(alerts)
+    assert not any(name.startswith("SentinelGpu") for name in about)
+    assert about["SentinelNodeFault"].annotations["summary"].endswith("the node is fenced")
+
+
+def test_once_its_work_has_moved_a_broken_node_is_a_ticket_and_a_release_ends_all():
+    scene = Scene(nodes=8, per_node=8, spares=("node-7",))
+    scene.runs([0], A)
+    for index in range(8):
+        scene.breaks(0, index)
+    scene.tick()
+    scene.tick(scene.finishes(scene.posts[-1]))
+    move = scene.control.migrations[scene.posts[-1]]
+    scene.carry(move)
+    scene.bad.clear()
+    scene.tick(scene.finishes(move.operation_id, move.backups))
+    scene.ticks(6)
+    (alert,) = [a for a in project(scene.control, scene.policy, scene.now) if not a.resolved]
+    assert (alert.labels["alertname"], alert.labels["severity"]) == ("SentinelNodeFault", "warning")
+    assert "its work has moved" in alert.annotations["summary"]
+    scene.tick(commands=[scene.command(CommandKind.RELEASE, "node-0")])
+    assert scene.incidents() == []
 
 
 # ---- what stays a GPU's own ---------------------------------------------------------------
@@ -449,6 +476,25 @@ def test_jobs_that_begin_alike_at_once_are_one_ticket_of_the_fleet_and_latch_not
     assert (event.subject.kind, event.severity) == (FLEET, Severity.WARNING)
     assert "24 GPUs of 4 jobs or nodes" in event.evidence[0].text
     assert not scene.control.breaker.latched
+
+
+@pytest.mark.parametrize(("limit_w", "told"), [(595.0, []), (700.0, [JOB])])
+def test_a_job_under_a_power_limit_that_was_set_is_only_written_down(limit_w, told):
+    scene = wide()
+    scene.runs([0], A)
+    deviate(scene, {0: 8}, "pace")
+    seen = Evidence("density", "power_w", "power is low", 589.0, 664.0, "W", 1.0)
+    scene.bad = {u: replace(v, evidence=(*v.evidence, seen)) for u, v in scene.bad.items()}
+    frame = scene.frame
+    watts = np.full((len(scene.gpus), 1), limit_w)
+    scene.frame = lambda *a, **kw: replace(
+        frame(*a, **kw), metrics=("power_limit_w",), values=watts, age_s=0.0 * watts
+    )
+    scene.ticks(12)
+    loud = [i for i in scene.incidents() if i.fires and i.severity is not Severity.INFO]
+    assert [i.subject.kind for i in loud] == told
+    (group,) = [i for i in scene.incidents() if i.subject.kind is JOB]
+    assert any("a power limit of 595 W is set" in e.text for e in group.evidence) is not bool(told)
 
 
 def test_one_job_of_many_gpus_is_not_the_fleet():
