@@ -30,6 +30,7 @@ from sentinel.core.domain import (
 from sentinel.core.evidence import RANK, Finding, HardWatch
 from sentinel.core.features import FEATURES, INDEX, MEM_TEMP, TEMP, Features, Window
 from sentinel.core.groups import read_traits
+from sentinel.core.limited import excused, power_limits
 from sentinel.core.patterns import Book
 from sentinel.core.peers import STRAGGLER, Peers, PeerWatch
 from sentinel.core.residuals import OTHERS
@@ -123,6 +124,7 @@ class Watch:
             if bundle
             else empty_scores(len(frame.gpus))
         )
+        scores = excused(scores, power_limits(frame))
         self.features, self.scores = features, scores
         kinds = np.zeros(len(frame.gpus), dtype=np.int8)
         silent = np.isin(frame.presence, (Presence.HOST_SILENT, Presence.FROZEN))

@@ -9,7 +9,8 @@
   else is *false*: also an alert about a mate of the faulty GPU.
 - A false alert is *near* the surprise in whose time (and `GRACE_S` after) and scope it falls.
 - One alert about the whole fleet, of severity warning, during a surprise that does befall the
-  whole fleet, is *told*: neither true nor false. So is a warning about a host that is silent.
+  whole fleet, is *told*: neither true nor false. So is a warning about a host that is silent,
+  and one about the job of a GPU that has a fault at that time.
 - An event is *found* when it has a true alert; its delay is from its begin to the first one.
 - A fault of `faults.NEVER_MOVES`, an application's matter, is found too when it is written down.
 - An event on a GPU about which a false alert already stands is *hidden*, and counts neither as
@@ -112,12 +113,32 @@ def _alert(row, events):
     for _, event in within:
         if event["kind"] in faults.HARDWARE and _beside(alert, event):
             alert["near"] = f"beside {event['kind']}"
-    for _, event in within:
-        if event["kind"] not in faults.HARDWARE and (_about(alert, event) or _beside(alert, event)):
+    wide = [e for _, e in within if e["kind"] in faults.FLEET]
+    narrow = [
+        e
+        for _, e in within
+        if e["kind"] in faults.KINDS.keys() - faults.HARDWARE.keys() - faults.FLEET
+        and (_about(alert, e) or _beside(alert, e))
+    ]
+    for event in narrow + wide:  # the last word is with what befalls everybody
+        if alert["near"] == "nothing" or (event in wide and "beside" not in alert["near"]):
             alert["near"] = event["kind"]
-            if _told(alert, event):
-                alert["verdict"] = "told"
+        if _told(alert, event):
+            alert["verdict"] = "told"
+    if any(_slowed(alert, event) for _, event in within):
+        alert["verdict"] = "told"
     return alert
+
+
+def _slowed(alert, event):
+    """Whether it says, truly, that the job of a faulty GPU is slower: the same cause again."""
+    return (
+        alert["subject"] == "job"
+        and alert["severity"] == "warning"
+        and event["kind"] in faults.HARDWARE
+        and event["job"] is not None
+        and event["job"] in alert["subject_id"]
+    )
 
 
 def _told(alert, event):

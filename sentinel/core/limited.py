@@ -1,0 +1,60 @@
+"""What a power limit explains is no evidence against a GPU.
+
+A limit that was set lower than it was when normal was learnt makes every GPU at work draw less
+and run slower than ever before. A GPU that reaches its present limit obeys it; one that is
+slow for another reason draws less than it may.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from sentinel.core.domain import Floats, Frame
+from sentinel.core.features import INDEX
+from sentinel.core.score import Scores
+
+_WANTED: Final = 0.95  # normal power at this share of the limit or above: the limit binds
+_REACHED: Final = 0.92  # and this share of it drawn, pauses between steps included
+_MOSTLY: Final = 0.5  # of the time
+_POWER, _CLOCK, _CAPPED = INDEX["power"], INDEX["sm_clock"], INDEX["power_capped"]
+
+
+def power_limits(frame: Frame) -> Floats:
+    """The power limit of each GPU (W) [gpus]; NaN where it is not known."""
+    if "power_limit_w" not in frame.metrics:
+        return np.full(len(frame.gpus), np.nan)
+    limits: Floats = frame.values[:, frame.metrics.index("power_limit_w")]
+    return limits
+
+
+def excused(scores: Scores, limit_w: Floats) -> Scores:
+    """The scores without the lower power and clock that the present limit explains.
+
+    `limit_w` [gpus]; a GPU is excused where its work would normally draw as much as the limit
+    or more, and where it does draw what it may. Where no limit is shown, its own word that
+    power caps its clock counts.
+    """
+    power, expected = scores.values[:, _POWER], scores.expected[:, _POWER]
+    with np.errstate(invalid="ignore"):
+        held = (expected >= _WANTED * limit_w) & (power >= _REACHED * limit_w)
+        held |= np.isnan(limit_w) & (scores.values[:, _CAPPED] > _MOSTLY)
+        lower = scores.values < scores.expected
+    out = np.zeros_like(scores.contribution, dtype=bool)
+    for column in (_POWER, _CLOCK):
+        out[:, column] = held & lower[:, column] & (scores.contribution[:, column] > 0)
+    if not out.any():
+        return scores
+    kept = np.where(out, 0.0, scores.contribution)
+    rows = out.any(axis=1)
+    before = scores.score[rows]
+    share = np.clip(kept[rows].sum(axis=1) / before, 0.0, 1.0)
+    score, contribution = scores.score.copy(), kept
+    score[rows] = before * np.sqrt(share)
+    # contributions sum to the score, which went with the root of their sum
+    contribution[rows] = np.divide(
+        kept[rows], np.sqrt(share)[:, None], out=np.zeros_like(kept[rows]), where=share[:, None] > 0
+    )
+    return replace(scores, score=score, contribution=contribution)
