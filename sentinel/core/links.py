@@ -7,16 +7,17 @@ speaks loudest. Builds text only; nothing is fetched.
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
-from urllib.parse import quote, urlencode
 
 from sentinel.core.domain import Incident, SubjectKind
 from sentinel.core.incident import alertname
 
 FIELDS: Final = ("gpu_uuid", "node", "workload", "from_ms", "to_ms", "incident_id")
+_PLAIN: Final = frozenset(string.ascii_letters + string.digits + "-._~")
 _BEFORE_S: Final = 3600.0  # of normal time, to compare with
 _STEP_S: Final = 300.0  # addresses change so seldom, though time goes on
 _UUID_LABELS: Final = ("UUID", "uuid", "gpu_uuid")
@@ -69,7 +70,7 @@ def _filled(template: str, incident: Incident, now_s: float) -> str:
         "incident_id": incident.id,
     }
     for name, value in values.items():
-        template = template.replace("{" + name + "}", quote(value, safe=""))
+        template = template.replace("{" + name + "}", _quoted(value))
     return template
 
 
@@ -93,7 +94,13 @@ def _graph(incident: Incident, links: Links, now_s: float) -> str:
         "g0.range_input": f"{max((to_s - from_s) / 60.0, 1.0):.0f}m",
         "g0.end_input": datetime.fromtimestamp(to_s, UTC).strftime("%Y-%m-%d %H:%M:%S"),
     }
-    return f"{links.prometheus.rstrip('/')}/graph?{urlencode(asked)}"
+    rest = "&".join(f"{name}={_quoted(value)}" for name, value in asked.items())
+    return f"{links.prometheus.rstrip('/')}/graph?{rest}"
+
+
+def _quoted(text: str) -> str:
+    """Text as it may stand in an address (RFC 3986)."""
+    return "".join(chr(b) if chr(b) in _PLAIN else f"%{b:02X}" for b in text.encode())
 
 
 def _matchers(incident: Incident) -> list[str]:
