@@ -42,6 +42,7 @@ from sentinel.core.residuals import (
     HEAT,
     MEM_CLOCK,
     MEM_HEAT,
+    NVLINK,
     OTHERS,
     POWER,
     SM,
@@ -54,14 +55,18 @@ from sentinel.core.residuals import (
 STRAGGLER: Final = "slower than its job mates"
 SLOW_JOB: Final = "job slower than before"
 
+_SLACK: Final = 0.3  # of the edge that its own change may lack
 _MORE_WORK: Final = 0.05  # activity of its own that grew by so much: it is asked to do more
 _POWER_FELL: Final = -0.02  # a clock that is low for a fault draws less
 _LESS_WORK: Final = -0.10  # activity below its mates' by so much: it does less, or waits itself
 _UTIL_LESS: Final = 0.10
+_AT_WORK: Final = 0.3  # utilisation: below it clocks may rest between requests
 _PACE_FELL: Final = -0.05  # the mates wait: so much less activity
-_PACE_STOPS: Final = -1.2  # (to 30 %) a stop for evaluation or a checkpoint, not a slow mate
-_STEADY: Final = 0.5  # of the mates' fall: its own activity may fall by less than that,
-_RISES: Final = 0.06  # and rise by so much, where it had to wait for others before
+_PACE_STOPS: Final = -0.8  # (to 45 %) a stop for evaluation or a checkpoint, not a slow mate
+_MOMENTS: Final = 0.5  # so many of the recent ones are slow, where it is slow and does not stop
+_STEADY: Final = 0.5  # of the mates' fall: its own activity falls by less than that,
+_FALLS: Final = 0.06  # and than this,
+_RISES: Final = 0.06  # and rises by no more, where it had to wait for others before
 _STANDS_OUT: Final = 0.75  # of the first: others that go on as well are noise, unless as far
 _ALIKE: Final = 0.5  # of its own deviation, in the median of its neighbours
 _ODD_SHARE: Final = 0.25  # of a group: more of them odd is no fault of one
@@ -113,6 +118,7 @@ _METRIC: Final = (
     "sm_active_ratio",
     "tensor_active_ratio",
     "dram_active_ratio",
+    "nvlink_tx_bytes_per_s",
 )
 _LABEL: Final = (
     "SM clock",
@@ -124,6 +130,7 @@ _LABEL: Final = (
     "SM activity",
     "tensor activity",
     "DRAM activity",
+    "NVLink traffic",
 )
 
 
@@ -202,7 +209,7 @@ class PeerWatch:
         """[Why, gpus] in units of the edge; NaN where there is no word."""
         roster = self.past.roster
         scores = np.full((len(Why), seen.d.shape[1]), np.nan)
-        scaled = seen.d / seen.edge
+        scaled = _moved_itself(seen) / seen.edge
         asked = self._asked_alike(seen)
         scores[Why.LOW_CLOCK] = np.where(asked, -scaled[CLOCK], np.nan)
         scores[Why.LOW_MEM_CLOCK] = np.where(asked, -scaled[MEM_CLOCK], np.nan)
@@ -227,13 +234,13 @@ class PeerWatch:
         act = seen.d[ACT]
         told = np.isfinite(act).any(axis=0)
         least = np.nan_to_num(act, nan=-np.inf).max(axis=0)
-        util, _ = self.past.roster.groups.median(np.where(seen.valid, seen.util, np.nan)[None])
-        waits = seen.util < self.past.roster.groups.of_rows(util)[0] - _UTIL_LESS
-        less = np.where(told & self.past.roster.in_step, least < _LESS_WORK, waits)
+        groups, in_step = self.past.roster.groups, self.past.roster.in_step
+        util, _ = groups.median(np.where(seen.valid, seen.util, np.nan)[None])
+        waits = seen.util < np.where(in_step, groups.of_rows(util)[0] - _UTIL_LESS, _AT_WORK)
+        less = np.where(told & in_step, least < _LESS_WORK, waits)
         grown = (seen.c - np.maximum(np.nan_to_num(seen.pace), 0.0))[[*ACT, POWER]]
-        more = (np.nan_to_num(grown[:3], nan=-np.inf).max(axis=0) > _MORE_WORK) & ~(
-            grown[3] < _POWER_FELL
-        )
+        more = np.nan_to_num(grown[:3], nan=-np.inf).max(axis=0) > _MORE_WORK
+        more &= in_step & ~(grown[3] < _POWER_FELL)
         unsure = ~told & (np.nan_to_num(seen.capped, nan=1.0) > 0.5) & ~(grown[3] < _POWER_FELL)
         asked: Bools = ~(less | more | unsure)
         return asked
@@ -272,13 +279,16 @@ class PeerWatch:
             self._slow_s = np.array([before.get(gpu.uuid, 0.0) for gpu in frame.gpus])
             self._gpus = frame.gpus
         roster = self.past.roster
-        tensor, dram = seen.pace[TENSOR], seen.pace[DRAM]
+        tensor, dram, traffic = seen.pace[[TENSOR, DRAM, NVLINK]]
         with np.errstate(invalid="ignore"):
             fell = np.maximum(tensor, dram)
             slow = roster.in_step & seen.valid & (fell <= _JOB_FELL) & (fell >= _PACE_STOPS)
             slow &= np.abs(tensor - dram) <= _SAME_WORK * np.abs(fell) + 0.02
             slow &= np.abs(seen.c[TENSOR] - tensor) <= _SAME_WORK * np.abs(fell) + 0.02
+            # a job that was given less to do takes its steps more often: traffic tells them apart
+            slow &= np.abs(traffic - tensor) <= _SAME_WORK * np.abs(fell) + 0.05
             slow &= (seen.util >= _JOB_UTIL) & (seen.others >= OTHERS)
+            slow &= seen.steadily >= _MOMENTS
         self._slow_s = np.maximum(self._slow_s + np.where(slow, seen.dt_s, -seen.dt_s), 0.0)
         wait_s = max(_JOB_FOR_S, _JOB_FOR_TICKS * seen.dt_s)
         told = slow & (self._slow_s >= wait_s)
@@ -297,10 +307,9 @@ class PeerWatch:
         fell = float(np.expm1(np.median(seen.pace[TENSOR, rows])))
         long_s = float(np.median(self._slow_s[rows]))
         text = (
-            f"tensor activity {fell:+.0%} and DRAM activity "
-            f"{float(np.expm1(np.median(seen.pace[DRAM, rows]))):+.0%} on {len(rows)} GPUs of "
-            f"job {mates.group} for {_span(long_s)}, at full utilisation: they wait, and none of "
-            "them stands out"
+            f"tensor and DRAM activity and NVLink traffic {fell:+.0%} on {len(rows)} GPUs of job "
+            f"{mates.group} for {_span(long_s)}, at full utilisation: they wait, and none of them "
+            "stands out"
         )
         evidence = Evidence(
             "peers", _METRIC[TENSOR], text, 1.0 + fell, 1.0, "of its earlier pace", at_s=seen.at_s
@@ -363,15 +372,24 @@ class PeerWatch:
         self._since_s = {u: self._since_s.get(u, frame.at_s) for u in held}
 
 
+def _moved_itself(seen: Residuals) -> Floats:
+    """[signals, gpus]: the distance from the mates, as far as the GPU itself moved that way. Of
+    GPUs that wait the clocks rise from under their power cap, and who goes on falls behind."""
+    slack = _SLACK * FLOOR[:, None]
+    way = np.sign(seen.d)
+    return way * np.clip(np.abs(seen.d), 0.0, np.maximum(way * seen.c + slack, 0.0))
+
+
 def _works_through(seen: Residuals) -> Floats:
     """[gpus]: the mates wait, in tensor and in DRAM activity, and this GPU does not."""
     pace = seen.pace[[TENSOR, DRAM]]
     fell = np.nan_to_num(pace, nan=-np.inf).max(axis=0)
-    waiting = (fell <= _PACE_FELL) & (fell >= _PACE_STOPS) & np.isfinite(pace).any(axis=0)
+    waiting = (fell <= _PACE_FELL) & (fell >= _PACE_STOPS) & (seen.steadily >= _MOMENTS)
+    waiting &= np.nan_to_num(seen.c[ACT], nan=-np.inf).max(axis=0) <= _RISES
     best = np.full(seen.d.shape[1], np.nan)
     for signal in ACT:
         own, its_pace = seen.c[signal], seen.pace[signal]
-        steady = (own >= _STEADY * its_pace) & (own <= _RISES)
+        steady = (own >= _STEADY * its_pace) & (own >= -_FALLS)
         through = waiting & (its_pace <= _PACE_FELL) & steady
         best = np.fmax(best, np.where(through, seen.d[signal] / seen.edge[signal], np.nan))
     return best

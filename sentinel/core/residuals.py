@@ -37,16 +37,18 @@ SIGNALS: Final = (
     "sm_active",
     "tensor_active",
     "dram_active",
+    "nvlink_traffic",
 )
-CLOCK, MEM_CLOCK, POWER, HEAT, MEM_HEAT, THROTTLED, SM, TENSOR, DRAM = range(len(SIGNALS))
+CLOCK, MEM_CLOCK, POWER, HEAT, MEM_HEAT, THROTTLED, SM, TENSOR, DRAM, NVLINK = range(len(SIGNALS))
 ACT: Final = [SM, TENSOR, DRAM]
 _LOG: Final = [CLOCK, MEM_CLOCK, POWER, SM, TENSOR, DRAM]
+_ACT_METRICS: Final = ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 _COLUMN: Final = [INDEX[name] for name in SIGNALS]
 _LEAST: Final = 0.02  # activity below this is not told apart
 # The smallest distance that means something to a person, the edge of normal: logarithms (0.05
 # is 5 %), °C, and the share of time. Where the spread among the mates or within the GPU's own
 # past is more, so many times that: of a thousand healthy mates the oddest is odder than of eight.
-FLOOR: Final = np.array([0.05, 0.05, 0.10, 8.0, 9.0, 0.5, 0.05, 0.05, 0.05])
+FLOOR: Final = np.array([0.05, 0.05, 0.10, 8.0, 9.0, 0.5, 0.05, 0.05, 0.05, 0.2])
 _SPREADS: Final = 4.0
 _SPREADS_PER_DOUBLING: Final = 0.25  # of the group, beyond 8
 _MAD_TO_SD: Final = 1.4826
@@ -57,7 +59,10 @@ _C_PER_W_SLACK: Final = 0.04  # and so far heat sinks differ from it
 _AIR_C: Final = 6.0  # what all GPUs of a node share, up to this, is their inlet air
 _WORKS: Final = 0.05  # activity below this is none
 # Single samples are noisy, those of activity more so; at much longer ticks nothing changes.
-_SMOOTH_S: Final = np.array([20.0] * 6 + [45.0] * 3)[:, None]
+_SMOOTH_S: Final = np.array([20.0] * 6 + [45.0] * 4)[:, None]
+_BRIEF_S: Final = 10.0  # activity of this very moment, less the noise of ticks of a second
+_STEADY_S: Final = 60.0  # over so long a slow job is slow at most moments
+_BRIEF: Final = (-0.8, -0.03)  # as a logarithm: a stop is deeper, and a job that goes on is not
 LEARN_S: Final = 60.0  # and at least so many ticks, before "earlier" means anything:
 LEARN_TICKS: Final = 8.0
 _SLOW_S: Final = 6 * 3600.0  # then it follows this slowly
@@ -73,7 +78,8 @@ _GAP_TICKS: Final = 4.0  # a longer silence starts the smoothing anew
 class Residuals:
     """One tick. `x`, `d`, `c`, `edge` are [signals, gpus], `absolute` is x less the group's
     median and `spread_now` its robust spread over the group; `pace` [signals, gpus] is the
-    group's median own change. `valid` [gpus]: present, at work and settled; `known` [signals,
+    group's median own change; `steadily` [gpus] is the share of recent moments at which the
+    group's activity was low and had not stopped. `valid` [gpus]: present, at work and settled; `known` [signals,
     gpus]: what was so earlier is known; `others` [gpus]: valid mates."""
 
     at_s: float
@@ -85,6 +91,7 @@ class Residuals:
     edge: Floats
     spread_now: Floats
     pace: Floats
+    steadily: Floats
     valid: Bools
     known: Bools
     others: Floats
@@ -156,6 +163,8 @@ class Past:
         self._changed_s = np.zeros(0)
         # smoothed now, earlier residual, earlier level, seconds learnt, own restlessness
         self._table = np.zeros((5, len(SIGNALS), 0))
+        self._brief = np.zeros((len(ACT), 0))
+        self._steadily = np.zeros(0)
 
     def look(self, frame: Frame, features: Features, settle_s: float) -> Residuals:
         """The residuals of this tick, from which the past has not learnt yet (`learn`)."""
@@ -173,7 +182,9 @@ class Past:
             & (features.settled_s >= settle_s)
             & (busiest >= _WORKS)
         )
-        return self._residuals(features, valid, min(tick_s, 60.0 * _GAP_TICKS))
+        tick_s = min(tick_s, 60.0 * _GAP_TICKS)
+        self._notice_pace(frame, valid, tick_s)
+        return self._residuals(features, valid, tick_s)
 
     def learn(self, seen: Residuals, deviates: Bools) -> None:
         """Takes this tick into the past, but for GPUs that deviate [gpus]."""
@@ -199,6 +210,24 @@ class Past:
         level[calm] += (rate * np.nan_to_num(seen.x - level))[calm]
         restless = np.maximum(young, _rate(seen.dt_s, _NOISE_S))
         noise[calm] += (restless * (np.abs(step) - noise))[calm]
+
+    def _notice_pace(self, frame: Frame, valid: Bools, tick_s: float) -> None:
+        """Whether the group is slow at this very moment, or stands still now and then: windows
+        of minutes cannot tell the one from the other."""
+        where = {name: i for i, name in enumerate(frame.metrics)}
+        now = np.full_like(self._brief, np.nan)
+        for k, name in enumerate(_ACT_METRICS):
+            if name in where:
+                now[k] = np.log(np.maximum(frame.values[:, where[name]], _LEAST))
+        now[:, ~valid] = np.nan
+        kept = np.isfinite(self._brief) & np.isfinite(now)
+        rate = _rate(tick_s, _BRIEF_S)
+        self._brief = np.where(kept, self._brief + rate * (now - self._brief), now)
+        groups = self.roster.groups
+        pace = groups.of_rows(groups.median(self._brief - self._table[2][ACT])[0])
+        with np.errstate(invalid="ignore"):
+            low = ((pace >= _BRIEF[0]) & (pace <= _BRIEF[1])).any(axis=0)
+        self._steadily += _rate(tick_s, _STEADY_S) * (low - self._steadily)
 
     def _residuals(self, features: Features, valid: Bools, tick_s: float) -> Residuals:
         smooth, earlier, level, learnt_s, noise = self._table
@@ -237,6 +266,7 @@ class Past:
             edge=edge,
             spread_now=_MAD_TO_SD * groups.of_rows(groups.median(np.abs(absolute))[0]),
             pace=pace,
+            steadily=self._steadily,
             valid=valid,
             known=ready & np.isfinite(x),
             others=np.where(valid, np.nan_to_num(others, nan=0.0), 0.0),
@@ -269,6 +299,9 @@ class Past:
         changed_s = np.full(len(source), -np.inf)
         changed_s[source >= 0] = self._changed_s[source[source >= 0]]
         self._table, self._changed_s, self._key = table, changed_s, key
+        brief, steadily = np.full((len(ACT), len(source)), np.nan), np.zeros(len(source))
+        brief[:, kept], steadily[kept] = self._brief[:, source[kept]], self._steadily[source[kept]]
+        self._brief, self._steadily = brief, steadily
 
 
 def _step(seen: Residuals, residual: Floats, earlier: Floats) -> Floats:
@@ -285,6 +318,7 @@ def _signals(features: Features) -> Floats:
         x[_LOG] = np.log(x[_LOG])
     warmth = _C_PER_W * np.nan_to_num(features.power_ewma_w)
     x[[HEAT, MEM_HEAT]] -= warmth
+    x[NVLINK] *= np.log(10.0)
     return x
 
 

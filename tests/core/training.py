@@ -16,8 +16,9 @@ from sentinel.core.peers import PeerWatch
 METRICS = (
     "gpu_util_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "power_w",
     "temp_c", "mem_temp_c", "sm_clock_mhz", "mem_clock_mhz", "throttle_reasons", "fb_used_mib",
+    "nvlink_tx_bytes_per_s",
 )  # fmt: skip
-UTIL, SM, TENSOR, DRAM, POWER, TEMP, MEM_TEMP, CLOCK, MEM_CLOCK, REASONS, FB = range(len(METRICS))
+UTIL, SM, TENSOR, DRAM, POWER, TEMP, MEM_TEMP, CLOCK, MEM_CLOCK, REASONS, FB, NVLINK = range(len(METRICS))
 MODEL = "NVIDIA H100 80GB HBM3"
 TDP_W, IDLE_W, BOOST_MHZ = 700.0, 118.0, 1980.0
 
@@ -118,6 +119,9 @@ class Job:
         if self.prof:
             out[:, SM], out[:, TENSOR] = sm * noise[1], tensor * noise[2]
             out[:, DRAM] = dram * noise[3]
+            # per step the same, whatever a step costs; so many steps as the load lets be
+            steps = tensor / np.maximum(self.load * work, 0.01) / 0.62
+            out[:, NVLINK] = 4e9 * steps * (0.8 / self.load) * noise[3]
         out[:, POWER], out[:, TEMP] = draw, np.round(self.temp)
         out[:, MEM_TEMP] = np.round(self.temp + 8)
         out[:, CLOCK], out[:, MEM_CLOCK] = mhz, 2619.0
