@@ -1,20 +1,16 @@
-"""Medians within groups of GPUs, for all groups and signals at once, by sorting.
+"""Medians within groups of GPUs, for many groups and signals at once, by sorting.
 
 Groups are numbers per row; which GPUs make one is decided elsewhere. Built when the roster
-changes; a median is then one sort per signal and no loop over GPUs or groups.
+changes; all groups of one size are then one array, so that nothing loops over GPUs or groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Final
 
 import numpy as np
 
 from sentinel.core.domain import Bools, Floats, Ints
-
-_ROOM: Final = 0.5  # of the distance between two groups' numbers is used by values
-_LAST: Final = 0.9  # where a missing value sorts within its group
 
 
 class Grouping:
@@ -28,9 +24,14 @@ class Grouping:
         self.keys: tuple[Hashable, ...] = tuple(known)
         self._rows = np.flatnonzero(self.code >= 0)
         self._rows = self._rows[np.argsort(self.code[self._rows], kind="stable")]
-        self._of_rows = self.code[self._rows].astype(np.float64)
         self.size: Ints = np.bincount(self.code[self._rows], minlength=len(known)).astype(np.int64)
         self._start = np.cumsum(self.size) - self.size
+        # (groups of one size, their rows [groups, size]): of n rows there are at most sqrt(2 n)
+        self._classes = [
+            (same, self._rows[self._start[same][:, None] + np.arange(size)])
+            for size in np.unique(self.size).tolist()
+            for same in [np.flatnonzero(self.size == size)]
+        ]
 
     def members(self, group: int) -> Ints:
         """The rows of one group."""
@@ -40,26 +41,17 @@ class Grouping:
     def median(self, values: Floats) -> tuple[Floats, Ints]:
         """(median, values known), both [signals, groups], of values [signals, rows]; a NaN is
         left out, and the median of nothing is NaN."""
-        groups = len(self.size)
-        if not groups:
-            return np.zeros((len(values), 0)), np.zeros((len(values), 0), dtype=np.int64)
-        own = values[:, self._rows]
-        known = np.isfinite(own)
-        count = np.add.reduceat(known, self._start, axis=1, dtype=np.int64)
-        low = np.where(known, own, np.inf).min(axis=1, initial=np.inf, keepdims=True)
-        high = np.where(known, own, -np.inf).max(axis=1, initial=-np.inf, keepdims=True)
-        low = np.where(np.isfinite(low), low, 0.0)
-        width = np.where(high > low, high - low, 1.0) / _ROOM
-        # one number carries group and value: a plain sort is many times faster than a sort by two
-        mixed = np.where(known, (own - low) / width, _LAST) + self._of_rows
-        mixed.sort(axis=1)
-        below = self._start + np.maximum(count - 1, 0) // 2
-        above = self._start + np.minimum(count // 2, np.maximum(self.size - 1, 0))
-        middle = 0.5 * (
-            np.take_along_axis(mixed, below, axis=1) + np.take_along_axis(mixed, above, axis=1)
-        )
-        median = (middle - np.arange(groups)) * width + low
-        return np.where(count > 0, median, np.nan), count
+        shape = (len(values), len(self.size))
+        median, count = np.full(shape, np.nan), np.zeros(shape, dtype=np.int64)
+        for groups, rows in self._classes:
+            ranked = np.sort(values[:, rows], axis=2)  # NaN comes last
+            known = rows.shape[1] - np.isnan(ranked).sum(axis=2)
+            below = np.take_along_axis(ranked, np.maximum(known - 1, 0)[:, :, None] // 2, axis=2)
+            above = np.minimum(known // 2, rows.shape[1] - 1)[:, :, None]
+            middle = 0.5 * (below + np.take_along_axis(ranked, above, axis=2))[:, :, 0]
+            median[:, groups] = np.where(known > 0, middle, np.nan)
+            count[:, groups] = known
+        return median, count
 
     def most(self, values: Floats) -> Floats:
         """[rows]: the largest of `values` [rows] in each row's group; NaN counts as none."""

@@ -61,7 +61,8 @@ _POWER_FELL: Final = -0.02  # a clock that is low for a fault draws less
 _LESS_WORK: Final = -0.10  # activity below its mates' by so much: it does less, or waits itself
 _UTIL_LESS: Final = 0.10
 _AT_WORK: Final = 0.3  # utilisation: below it clocks may rest between requests
-_PACE_FELL: Final = -0.05  # the mates wait: so much less activity
+_PACE_FELL: Final = -0.035  # the mates wait: so much less tensor and DRAM activity,
+_ITS_FELL: Final = -0.02  # and so much in the signal told: a collective holds some SMs
 _PACE_STOPS: Final = -0.8  # (to 45 %) a stop for evaluation or a checkpoint, not a slow mate
 _MOMENTS: Final = 0.5  # so many of the recent ones are slow, where it is slow and does not stop
 _STEADY: Final = 0.5  # of the mates' fall: its own activity falls by less than that,
@@ -81,6 +82,7 @@ _LIKE_POWER: Final = -0.03
 _BUSY: Final = 0.5  # utilisation: below it clocks rest
 _JOB_FELL: Final = -0.083  # 8 %
 _SAME_WORK: Final = 0.3  # tensor and DRAM activity fall alike where it is only slower
+_PAUSE_S: Final = 300.0
 _JOB_FOR_S: Final = 600.0
 _JOB_FOR_TICKS: Final = 40.0
 _JOB_UTIL: Final = 0.9
@@ -163,7 +165,7 @@ class PeerWatch:
 
     def __init__(self) -> None:
         self.past = Past()
-        self._since_s: dict[str, float] = {}
+        self._since_s: dict[str, tuple[float, float]] = {}  # first and last seen to stand out
         self._slow_s = np.zeros(0)
         self._gpus: tuple[Gpu, ...] = ()
         self._seen: Residuals | None = None
@@ -185,16 +187,17 @@ class PeerWatch:
         if len(groups.size):
             crowded = (groups.code >= 0) & crowd[np.maximum(groups.code, 0)]
         scores[:, crowded & odd] = np.nan
-        why = np.where(
-            np.isfinite(scores).any(axis=0), np.argmax(np.nan_to_num(scores, nan=-1.0), axis=0), 0
-        )
-        score = np.nan_to_num(scores, nan=-np.inf).max(axis=0)
-        score = np.where(np.isfinite(score), np.maximum(score, 0.0), np.nan)
+        ranked = np.nan_to_num(scores, nan=-1.0)
+        score = np.where(np.isfinite(scores).any(axis=0), np.maximum(ranked.max(axis=0), 0), np.nan)
+        # its own answer explains why it alone goes on, not the other way round
+        own = ranked[list(_OWN)].max(axis=0) > 1.0
+        ranked[np.ix_([Why.WORKS_THROUGH, Why.LOW_FROM_START], own)] = -1.0
+        why = np.where(np.isnan(score), 0, np.argmax(ranked, axis=0))
         self._seen, self._scores = seen, scores
         out = score > 1.0
         jobs = self._slow_jobs(frame, seen, out)
         self._remember(frame, out)
-        self.past.learn(seen, odd)
+        self.past.learn(seen, odd, roster.jobs.most(np.where(out, 1.0, 0.0)) > 0.0)
         abstains = np.zeros(len(score), dtype=np.int64)
         abstains[np.isnan(score)] = 3
         abstains[crowded & odd] = 4
@@ -330,7 +333,7 @@ class PeerWatch:
         seen, why = self._seen, Why(int(peers.why[row]))
         assert seen is not None
         uuid = self.past.roster.gpus[row].uuid
-        since_s = self._since_s.get(uuid, at_s)
+        since_s, _ = self._since_s.get(uuid, (at_s, at_s))
         against = self._against(row)
         score = float(peers.score[row])
         if why is Why.WORKS_THROUGH:
@@ -367,9 +370,13 @@ class PeerWatch:
         return f"{count} mates of {_named(mates)}"
 
     def _remember(self, frame: Frame, out: Bools) -> None:
-        """Since when each GPU stands out: those that no longer do are forgotten."""
-        held = {frame.gpus[row].uuid for row in np.flatnonzero(out).tolist()}
-        self._since_s = {u: self._since_s.get(u, frame.at_s) for u in held}
+        """Since when each GPU stands out. A checkpoint's pause is no new beginning."""
+        now_s = frame.at_s
+        kept = {u: (a, b) for u, (a, b) in self._since_s.items() if now_s - b <= _PAUSE_S}
+        for row in np.flatnonzero(out).tolist():
+            uuid = frame.gpus[row].uuid
+            kept[uuid] = (kept.get(uuid, (now_s, now_s))[0], now_s)
+        self._since_s = kept
 
 
 def _moved_itself(seen: Residuals) -> Floats:
@@ -377,7 +384,8 @@ def _moved_itself(seen: Residuals) -> Floats:
     GPUs that wait the clocks rise from under their power cap, and who goes on falls behind."""
     slack = _SLACK * FLOOR[:, None]
     way = np.sign(seen.d)
-    return way * np.clip(np.abs(seen.d), 0.0, np.maximum(way * seen.c + slack, 0.0))
+    moved: Floats = way * np.minimum(np.abs(seen.d), np.maximum(way * seen.c + slack, 0.0))
+    return moved
 
 
 def _works_through(seen: Residuals) -> Floats:
@@ -390,14 +398,14 @@ def _works_through(seen: Residuals) -> Floats:
     for signal in ACT:
         own, its_pace = seen.c[signal], seen.pace[signal]
         steady = (own >= _STEADY * its_pace) & (own >= -_FALLS)
-        through = waiting & (its_pace <= _PACE_FELL) & steady
+        through = waiting & (its_pace <= _ITS_FELL) & steady
         best = np.fmax(best, np.where(through, seen.d[signal] / seen.edge[signal], np.nan))
     return best
 
 
 def _from_the_start(seen: Residuals) -> Floats:
     """[gpus]: a clock far below the mates', at like demand and no more power."""
-    agree = seen.spread_now[CLOCK] <= _AGREE
+    agree = seen.clock_spread <= _AGREE
     act = seen.absolute[ACT]
     told = np.isfinite(act).any(axis=0)
     least = np.nan_to_num(act, nan=np.inf).min(axis=0)

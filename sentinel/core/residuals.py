@@ -42,6 +42,7 @@ SIGNALS: Final = (
 CLOCK, MEM_CLOCK, POWER, HEAT, MEM_HEAT, THROTTLED, SM, TENSOR, DRAM, NVLINK = range(len(SIGNALS))
 ACT: Final = [SM, TENSOR, DRAM]
 _LOG: Final = [CLOCK, MEM_CLOCK, POWER, SM, TENSOR, DRAM]
+_PACED: Final = [CLOCK, POWER, SM, TENSOR, DRAM, NVLINK]  # what the work moves on all alike
 _ACT_METRICS: Final = ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 _COLUMN: Final = [INDEX[name] for name in SIGNALS]
 _LEAST: Final = 0.02  # activity below this is not told apart
@@ -62,7 +63,7 @@ _WORKS: Final = 0.05  # activity below this is none
 _SMOOTH_S: Final = np.array([20.0] * 6 + [45.0] * 4)[:, None]
 _BRIEF_S: Final = 10.0  # activity of this very moment, less the noise of ticks of a second
 _STEADY_S: Final = 60.0  # over so long a slow job is slow at most moments
-_BRIEF: Final = (-0.8, -0.03)  # as a logarithm: a stop is deeper, and a job that goes on is not
+_BRIEF: Final = (-0.8, -0.02)  # as a logarithm: a stop is deeper, and a job that goes on is not
 LEARN_S: Final = 60.0  # and at least so many ticks, before "earlier" means anything:
 LEARN_TICKS: Final = 8.0
 _SLOW_S: Final = 6 * 3600.0  # then it follows this slowly
@@ -76,11 +77,12 @@ _GAP_TICKS: Final = 4.0  # a longer silence starts the smoothing anew
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residuals:
-    """One tick. `x`, `d`, `c`, `edge` are [signals, gpus], `absolute` is x less the group's
-    median and `spread_now` its robust spread over the group; `pace` [signals, gpus] is the
-    group's median own change; `steadily` [gpus] is the share of recent moments at which the
-    group's activity was low and had not stopped. `valid` [gpus]: present, at work and settled; `known` [signals,
-    gpus]: what was so earlier is known; `others` [gpus]: valid mates."""
+    """One tick. `x`, `d`, `c`, `edge` are [signals, gpus]; `absolute` is x less the group's
+    median, `clock_spread` [gpus] the robust spread of that over the group for the SM clock;
+    `pace` [signals, gpus] is the group's median own change, 0 for signals that the work does not
+    move on all alike; `steadily` [gpus] is the share of recent moments at which the group's
+    activity was low and had not stopped. `valid` [gpus]: present, at work and settled; `known`
+    [signals, gpus]: what was so earlier is known; `others` [gpus]: valid mates."""
 
     at_s: float
     dt_s: float
@@ -89,7 +91,7 @@ class Residuals:
     d: Floats
     c: Floats
     edge: Floats
-    spread_now: Floats
+    clock_spread: Floats
     pace: Floats
     steadily: Floats
     valid: Bools
@@ -186,8 +188,9 @@ class Past:
         self._notice_pace(frame, valid, tick_s)
         return self._residuals(features, valid, tick_s)
 
-    def learn(self, seen: Residuals, deviates: Bools) -> None:
-        """Takes this tick into the past, but for GPUs that deviate [gpus]."""
+    def learn(self, seen: Residuals, deviates: Bools, held_up: Bools) -> None:
+        """Takes this tick into the past, but for GPUs that deviate [gpus]. A job that is held up
+        by one of its GPUs [gpus] does not get used to its pace."""
         _, earlier, level, learnt_s, noise = self._table
         residual = seen.absolute
         known = np.isfinite(residual)
@@ -206,7 +209,7 @@ class Past:
         still = np.abs(pace) < _STILL
         rate = np.where(still, slow, _rate(seen.dt_s, _PACE_SLOW_S))
         rate = np.where(pace >= _STILL, _rate(seen.dt_s, _PACE_FAST_S), rate)
-        rate = np.where(seen.known, rate, slow)
+        rate = np.where(held_up & seen.known, 0.0, np.where(seen.known, rate, slow))
         level[calm] += (rate * np.nan_to_num(seen.x - level))[calm]
         restless = np.maximum(young, _rate(seen.dt_s, _NOISE_S))
         noise[calm] += (restless * (np.abs(step) - noise))[calm]
@@ -246,7 +249,8 @@ class Past:
         centre, _ = groups.median(excess)
         d = excess - groups.of_rows(centre)
         c = np.where(ready, x - level, np.nan)
-        pace = groups.of_rows(groups.median(c)[0])
+        pace = np.zeros_like(c)
+        pace[_PACED] = groups.of_rows(groups.median(c[_PACED])[0])
         self._take_off_heat(d, level, power_w)
         spread = _MAD_TO_SD * groups.of_rows(groups.median(np.abs(d))[0])
         floor = np.broadcast_to(FLOOR[:, None], d.shape).copy()
@@ -264,7 +268,8 @@ class Past:
             d=d,
             c=c,
             edge=edge,
-            spread_now=_MAD_TO_SD * groups.of_rows(groups.median(np.abs(absolute))[0]),
+            clock_spread=_MAD_TO_SD
+            * groups.of_rows(groups.median(np.abs(absolute[[CLOCK]]))[0])[0],
             pace=pace,
             steadily=self._steadily,
             valid=valid,

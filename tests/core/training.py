@@ -18,7 +18,9 @@ METRICS = (
     "temp_c", "mem_temp_c", "sm_clock_mhz", "mem_clock_mhz", "throttle_reasons", "fb_used_mib",
     "nvlink_tx_bytes_per_s",
 )  # fmt: skip
-UTIL, SM, TENSOR, DRAM, POWER, TEMP, MEM_TEMP, CLOCK, MEM_CLOCK, REASONS, FB, NVLINK = range(len(METRICS))
+UTIL, SM, TENSOR, DRAM, POWER, TEMP, MEM_TEMP, CLOCK, MEM_CLOCK, REASONS, FB, NVLINK = range(
+    len(METRICS)
+)
 MODEL = "NVIDIA H100 80GB HBM3"
 TDP_W, IDLE_W, BOOST_MHZ = 700.0, 118.0, 1980.0
 
