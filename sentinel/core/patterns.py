@@ -92,7 +92,6 @@ _DENSITY: Final = {
     "ecc_sbe_volatile": "corrected",
     "pcie_replay": "pcie",
 }
-_OWN_WAY: Final = frozenset({"temp_c", "mem_temp_c", "mem_clock_mhz", "throttle_reasons"})
 _RESPONSE: Final = {f.metric: f for f in reversed(FEATURES) if not f.demand}
 # hard evidence by its kind, and by its metric where that decides
 _HARD: Final[Mapping[tuple[str, str], str]] = {
@@ -129,10 +128,6 @@ def _read(e: Evidence, xids: Mapping[int, str]) -> tuple[str, float]:
         return "slower", 1.0
     if e.kind in ("density", "peers"):
         return _DENSITY.get(e.metric, ""), _deviation(e)
-    if e.kind == "peers":  # against its mates: a place of its own in the pattern, or a slow GPU
-        if e.value is None:
-            return "", 0.0
-        return (_DENSITY[e.metric], _deviation(e)) if e.metric in _OWN_WAY else ("slower", 1.0)
     if e.kind == "throttle" and e.metric in _THROTTLE:
         return e.metric, min(1.0, (e.value or 0.0) / _FULL_THROTTLE)
     if e.kind in _SYMPTOMS:

@@ -53,6 +53,7 @@ from sentinel.core.residuals import (
 )
 
 STRAGGLER: Final = "slower than its job mates"
+ALIKE: Final = "alike"  # the metric of evidence that its neighbours share what it shows
 SLOW_JOB: Final = "job slower than before"
 
 _SLACK: Final = 0.3  # of the edge that its own change may lack

@@ -66,10 +66,12 @@ _STEADY_S: Final = 60.0  # over so long a slow job is slow at most moments
 _BRIEF: Final = (-0.8, -0.02)  # as a logarithm: a stop is deeper, and a job that goes on is not
 LEARN_S: Final = 60.0  # and at least so many ticks, before "earlier" means anything:
 LEARN_TICKS: Final = 8.0
+_STRANGERS: Final = 5.0  # so much longer where nothing but the model is shared
 _SLOW_S: Final = 6 * 3600.0  # then it follows this slowly
 _PACE_SLOW_S: Final = 7200.0  # a job that goes slower from now on: so long until that is normal
 _PACE_FAST_S: Final = 600.0  # one that goes faster
 _NOISE_S: Final = 3600.0  # a GPU's own restlessness is learnt over so long
+_NOISE_MOST: Final = 0.6  # of the floor: more hides nothing, or a slow fault would widen its edge
 _STILL: Final = 0.03  # pace: less is no change
 _QUIET: Final = 0.5  # of the edge: beyond it the past does not learn
 _GAP_TICKS: Final = 4.0  # a longer silence starts the smoothing anew
@@ -211,8 +213,12 @@ class Past:
         rate = np.where(pace >= _STILL, _rate(seen.dt_s, _PACE_FAST_S), rate)
         rate = np.where(held_up & seen.known, 0.0, np.where(seen.known, rate, slow))
         level[calm] += (rate * np.nan_to_num(seen.x - level))[calm]
+        # while young also of what is not quiet, or restlessness would pass for a fault
         restless = np.maximum(young, _rate(seen.dt_s, _NOISE_S))
-        noise[calm] += (restless * (np.abs(step) - noise))[calm]
+        size = np.minimum(np.abs(step), np.where(seen.known, seen.edge, np.inf))
+        youth_s = 2.0 * _STRANGERS * max(LEARN_S, LEARN_TICKS * seen.dt_s)
+        counted = calm | (known & ~deviates & (learnt_s < youth_s))
+        noise[counted] += (restless * (size - noise))[counted]
 
     def _notice_pace(self, frame: Frame, valid: Bools, tick_s: float) -> None:
         """Whether the group is slow at this very moment, or stands still now and then: windows
@@ -244,7 +250,8 @@ class Past:
         self._table[0] = x
         middle, count = groups.median(x)
         absolute = x - groups.of_rows(middle)
-        ready = learnt_s >= max(LEARN_S, LEARN_TICKS * tick_s)
+        need_s = max(LEARN_S, LEARN_TICKS * tick_s)
+        ready = learnt_s >= np.where(self.roster.first, need_s, _STRANGERS * need_s)
         excess = np.where(ready, absolute - earlier, np.nan)
         centre, _ = groups.median(excess)
         d = excess - groups.of_rows(centre)
@@ -255,7 +262,7 @@ class Past:
         spread = _MAD_TO_SD * groups.of_rows(groups.median(np.abs(d))[0])
         floor = np.broadcast_to(FLOOR[:, None], d.shape).copy()
         floor[CLOCK] *= np.where(np.nan_to_num(capped) > 0.5, _CAPPED_CLOCK, 1.0)
-        own = _MEAN_TO_SD * np.nan_to_num(noise)
+        own = _MEAN_TO_SD * np.minimum(np.nan_to_num(noise), _NOISE_MOST * FLOOR[:, None])
         others = groups.of_rows(count.max(axis=0, keepdims=True).astype(np.float64))[0] - 1.0
         doublings = np.log2(np.maximum(np.nan_to_num(others) + 1.0, 8.0) / 8.0)
         times = _SPREADS + _SPREADS_PER_DOUBLING * doublings

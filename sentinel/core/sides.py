@@ -27,6 +27,7 @@ from sentinel.core.domain import (
     SubjectKind,
     Verdict,
 )
+from sentinel.core.peers import ALIKE
 from sentinel.core.placement import Fleet
 
 ALIKE_MIN: Final = 3  # GPUs; two are a coincidence, and fewer mates say nothing
@@ -166,7 +167,8 @@ class Sides:
     def _stands_out(self, row: int) -> bool:
         """Whether its mates say that it is unlike them: then it is no part of what they share."""
         verdict = self._soft.get(row)
-        return verdict is not None and any(e.kind == "peers" for e in verdict.evidence)
+        told = [e for e in verdict.evidence if e.kind == "peers"] if verdict is not None else []
+        return bool(told) and all(e.metric != ALIKE for e in told)
 
     def _of_sign(self, sign: int, strength: Mapping[int, tuple[int, float]]) -> Iterator[Shared]:
         left = {row: much for row, (own, much) in strength.items() if own == sign}

@@ -32,7 +32,7 @@ from sentinel.core.features import FEATURES, INDEX, MEM_TEMP, TEMP, Features, Wi
 from sentinel.core.groups import read_traits
 from sentinel.core.limited import excused, power_limits
 from sentinel.core.patterns import Book
-from sentinel.core.peers import STRAGGLER, Peers, PeerWatch
+from sentinel.core.peers import ALIKE, STRAGGLER, Peers, PeerWatch
 from sentinel.core.residuals import OTHERS
 from sentinel.core.score import Cohort, RowIndex, Scores, empty_scores, score_fleet
 from sentinel.core.symptoms import Symptoms
@@ -137,7 +137,7 @@ class Watch:
         peers = self.peers.look(frame, features, self.settings.settle_s)
         for row in np.flatnonzero(outside & settled).tolist():
             soft = self._soft(frame, row, features, scores, bundle)
-            verdicts[row] = self._allowed(soft, "", int(peers.comparable[row]))
+            verdicts[row] = self._allowed(soft, int(peers.comparable[row]))
         for row in np.flatnonzero(peers.score > 1.0).tolist():
             mine = self._peers(frame, row, peers, bundle)
             known = verdicts.get(row)
@@ -166,7 +166,8 @@ class Watch:
         evidence = self.peers.explain(row, peers, frame.at_s)
         shared = self.peers.alike(row, peers)
         if shared:
-            evidence += (_shared_by(shared, "peers", frame.at_s),)
+            text = f"{shared} deviate alike: more likely their work or a setting than this GPU"
+            evidence += (Evidence("peers", ALIKE, text, at_s=frame.at_s),)
         verdict = Verdict(
             gpu=frame.gpus[row],
             kind=Kind.DEVIANT,
@@ -178,12 +179,12 @@ class Watch:
             may_move=page,
             bundle_id=bundle.id if bundle else "",
         )
-        return self._allowed(verdict, shared, int(peers.comparable[row]))
+        return self._allowed(verdict, int(peers.comparable[row]))
 
-    def _allowed(self, soft: Verdict, shared: str, comparable: int) -> Verdict:
-        """Soft evidence acts only where the policy allows it and peers agree: three GPUs or
-        more that could be compared with it are there, and they do not deviate alike."""
-        agree = not shared and comparable >= OTHERS
+    def _allowed(self, soft: Verdict, comparable: int) -> Verdict:
+        """Soft evidence acts only where the policy allows it and three GPUs or more that could
+        be compared with it are there. What they show alike becomes their own cause (groups.py)."""
+        agree = comparable >= OTHERS
         may = self.settings.deviant_may
         return replace(
             soft,
@@ -217,11 +218,6 @@ class Watch:
             may_move=page,
             bundle_id=bundle.id if bundle else "",
         )
-
-
-def _shared_by(mates: str, kind: str, at_s: float) -> Evidence:
-    text = f"{mates} deviate alike: more likely their work or a setting than this GPU"
-    return Evidence(kind, "peers", text, at_s=at_s)
 
 
 def _both(density: Verdict, peers: Verdict, book: Book) -> Verdict:

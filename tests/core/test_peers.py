@@ -291,7 +291,7 @@ def judged(job, ticks=30, then=30, may="move", **changes):
 
 def test_the_verdict_says_what_moved_how_far_against_whom_and_since_when():
     verdict = judged(Job(16, seed=2), clock={4: 0.9})[-1].verdicts[0]
-    assert (verdict.kind, verdict.pattern) == (Kind.DEVIANT, STRAGGLER)
+    assert (verdict.kind, verdict.pattern) == (Kind.DEVIANT, "low SM clock")
     assert verdict.severity is Severity.CRITICAL
     first = verdict.evidence[0]
     assert (first.kind, first.metric, first.unit) == ("peers", "sm_clock_mhz", "MHz")
@@ -305,7 +305,7 @@ def test_the_verdict_says_what_moved_how_far_against_whom_and_since_when():
 
 def test_who_goes_on_while_all_others_wait_is_a_ticket():
     verdict = judged(Job(16, seed=2), slow={4: 0.88})[-1].verdicts[0]
-    assert verdict.severity is Severity.WARNING
+    assert (verdict.severity, verdict.pattern) == (Severity.WARNING, STRAGGLER)
     assert not verdict.may_fence
     assert "they wait, this GPU does not" in verdict.evidence[0].text
 
