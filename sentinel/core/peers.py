@@ -65,6 +65,7 @@ _AT_WORK: Final = 0.3  # utilisation: below it clocks may rest between requests
 _PACE_FELL: Final = -0.035  # the mates wait: so much less tensor and DRAM activity,
 _ITS_FELL: Final = -0.02  # and so much in the signal told: a collective holds some SMs
 _PACE_STOPS: Final = -0.8  # (to 45 %) a stop for evaluation or a checkpoint, not a slow mate
+_MATES_STOP: Final = -0.45  # (to 64 %) and so much less is work that went elsewhere
 _MOMENTS: Final = 0.5  # so many of the recent ones are slow, where it is slow and does not stop
 _STEADY: Final = 0.5  # of the mates' fall: its own activity falls by less than that,
 _FALLS: Final = 0.06  # and than this,
@@ -362,6 +363,16 @@ class PeerWatch:
             return ""
         return f"the other GPUs of {self.past.roster.gpus[row].node}"
 
+    def mates_too(self, row: int, odd: Bools) -> bool:
+        """Whether another GPU of the same work is odd [gpus] as well, where they are too few to
+        be compared with: more likely their work or a setting of it."""
+        roster = self.past.roster
+        job = int(roster.jobs.code[row])
+        if roster.first[row] or job < 0:
+            return False
+        members = roster.jobs.members(job)
+        return bool(odd[members[members != row]].any())
+
     def _against(self, row: int) -> str:
         roster = self.past.roster
         count = int(self._seen.others[row]) if self._seen else 0
@@ -393,7 +404,7 @@ def _works_through(seen: Residuals) -> Floats:
     """[gpus]: the mates wait, in tensor and in DRAM activity, and this GPU does not."""
     pace = seen.pace[[TENSOR, DRAM]]
     fell = np.nan_to_num(pace, nan=-np.inf).max(axis=0)
-    waiting = (fell <= _PACE_FELL) & (fell >= _PACE_STOPS) & (seen.steadily >= _MOMENTS)
+    waiting = (fell <= _PACE_FELL) & (fell >= _MATES_STOP) & (seen.steadily >= _MOMENTS)
     waiting &= np.nan_to_num(seen.c[ACT], nan=-np.inf).max(axis=0) <= _RISES
     best = np.full(seen.d.shape[1], np.nan)
     for signal in ACT:

@@ -137,11 +137,15 @@ class Watch:
         peers = self.peers.look(frame, features, self.settings.settle_s)
         for row in np.flatnonzero(outside & settled).tolist():
             soft = self._soft(frame, row, features, scores, bundle)
-            verdicts[row] = self._allowed(soft, int(peers.comparable[row]))
+            verdicts[row] = soft
         for row in np.flatnonzero(peers.score > 1.0).tolist():
             mine = self._peers(frame, row, peers, bundle)
             known = verdicts.get(row)
             verdicts[row] = _both(known, mine, self.book) if known else mine
+        odd = (outside & settled) | (peers.score > 1.0)
+        for row, soft in verdicts.items():
+            agree = peers.comparable[row] >= OTHERS and not self.peers.mates_too(row, odd)
+            verdicts[row] = self._allowed(soft, bool(agree))
         if limits is not None:
             verdicts = {row: limits.held(verdict) for row, verdict in verdicts.items()}
         by_row: dict[int, list[Finding]] = defaultdict(list)
@@ -168,7 +172,7 @@ class Watch:
         if shared:
             text = f"{shared} deviate alike: more likely their work or a setting than this GPU"
             evidence += (Evidence("peers", ALIKE, text, at_s=frame.at_s),)
-        verdict = Verdict(
+        return Verdict(
             gpu=frame.gpus[row],
             kind=Kind.DEVIANT,
             severity=Severity.CRITICAL if page else Severity.WARNING,
@@ -179,12 +183,11 @@ class Watch:
             may_move=page,
             bundle_id=bundle.id if bundle else "",
         )
-        return self._allowed(verdict, int(peers.comparable[row]))
 
-    def _allowed(self, soft: Verdict, comparable: int) -> Verdict:
-        """Soft evidence acts only where the policy allows it and three GPUs or more that could
-        be compared with it are there. What they show alike becomes their own cause (groups.py)."""
-        agree = comparable >= OTHERS
+    def _allowed(self, soft: Verdict, agree: bool) -> Verdict:
+        """Soft evidence acts only where the policy allows it and peers agree: three GPUs or more
+        that could be compared with it are there, and its few mates do not deviate as well. What
+        many show alike becomes a cause of its own (groups.py)."""
         may = self.settings.deviant_may
         return replace(
             soft,
