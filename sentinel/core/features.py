@@ -80,7 +80,8 @@ ACTIVITY: Final = tuple(
 WEIGHT: Final = tuple(INDEX[name] for name in ("sm_active", "tensor_active", "dram_active"))
 TEMP, MEM_TEMP = INDEX["temp_excess"], INDEX["mem_temp_excess"]
 # what physics makes independent of the work: scored even for work never seen before
-PHYSICAL: Final = (TEMP, MEM_TEMP, INDEX["throttled"], INDEX["ecc_sbe"], INDEX["pcie_replay"])
+# (memory is heated by its own activity beside the GPU's power, so its temperature is not)
+PHYSICAL: Final = (TEMP, INDEX["throttled"], INDEX["ecc_sbe"], INDEX["pcie_replay"])
 _LOG = [INDEX["nvlink_traffic"], INDEX["pcie_traffic"]]
 _COUNTS = [INDEX["ecc_sbe"], INDEX["pcie_replay"]]
 _CLOCKS = [INDEX["sm_clock"], INDEX["mem_clock"]]

@@ -19,6 +19,7 @@ from sentinel.core.score import Scores
 _WANTED: Final = 0.95  # normal power at this share of the limit or above: the limit binds
 _REACHED: Final = 0.92  # and this share of it drawn, pauses between steps included
 _MOSTLY: Final = 0.5  # of the time
+_FED: Final = 0.02  # of the clock: less is noise
 _POWER, _CLOCK, _CAPPED = INDEX["power"], INDEX["sm_clock"], INDEX["power_capped"]
 
 
@@ -35,12 +36,16 @@ def excused(scores: Scores, limit_w: Floats) -> Scores:
 
     `limit_w` [gpus]; a GPU is excused where its work would normally draw as much as the limit
     or more, and where it does draw what it may. Where no limit is shown, its own word that
-    power caps its clock counts.
+    power caps its clock counts, if its power is lower by as much as its clock: power falls
+    faster than the clock that it feeds, so a clock that is low by more has another cause.
     """
     power, expected = scores.values[:, _POWER], scores.expected[:, _POWER]
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):
         held = (expected >= _WANTED * limit_w) & (power >= _REACHED * limit_w)
-        held |= np.isnan(limit_w) & (scores.values[:, _CAPPED] > _MOSTLY)
+        lacks_power = 1.0 - power / expected
+        lacks_clock = 1.0 - scores.values[:, _CLOCK] / scores.expected[:, _CLOCK]
+        fed = np.isnan(lacks_clock) | (lacks_clock <= lacks_power + _FED)
+        held |= np.isnan(limit_w) & (scores.values[:, _CAPPED] > _MOSTLY) & fed
         lower = scores.values < scores.expected
     out = np.zeros_like(scores.contribution, dtype=bool)
     for column in (_POWER, _CLOCK):

@@ -61,3 +61,9 @@ def test_where_no_limit_is_shown_the_gpus_own_word_counts():
     scores.values[0, INDEX["power_capped"]] = 0.9
     assert excused(scores, np.array([np.nan])).score[0] == 0.0
     assert excused(scores, np.array([700.0])).score[0] == 1.5
+
+
+def test_a_clock_that_is_lower_than_its_power_explains_is_no_matter_of_power():
+    scores = scores_of(660.0, 670.0, {POWER: 0.1, CLOCK: 1.4}, clock=1280.0)
+    scores.values[0, INDEX["power_capped"]] = 0.9
+    assert excused(scores, np.array([np.nan])).score[0] == pytest.approx(1.5)
