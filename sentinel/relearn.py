@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sentinel.config import Config
+from sentinel.core.patterns import LEARNT
 from sentinel.edges import patterns as files
 
 
@@ -20,7 +21,7 @@ def relearn(config: Config) -> dict[str, Any]:
     made = learn(incidents, config.catalog().patterns.keeping(kept))
     if incidents:
         files.answer(folder, made.patterns)
-    learnt = [p for p in made.patterns if p.origin == "learnt"]
+    learnt = [p for p in made.patterns if p.origin == LEARNT]
     return {
         "incidents": made.incidents,
         "novel": made.novel,

@@ -22,7 +22,7 @@ from sentinel.core.domain import (
 )
 from sentinel.core.incident import Change, closed
 from sentinel.core.ledger import Ledger
-from sentinel.core.patterns import Book
+from sentinel.core.patterns import SHARED, Book
 from sentinel.core.placement import taken_nodes
 from sentinel.core.policy import Times
 
@@ -115,6 +115,10 @@ def _speak(ledger: Ledger, command: Command, book: Book | None) -> None:
     shown = book.patterns.get(command.target) if book else known
     if shown is None:
         ledger.note("pattern", command.target, "", "", f"{command.kind}: no such pattern is known")
+        return
+    if shown.origin == SHARED:
+        why = "the cause of a node, rack, job or fleet goes by what it is"
+        ledger.note("pattern", command.target, "", "", f"{command.kind}: {why}")
         return
     by = command.actor or "an unnamed person"
     after = replace((known or shown).kept(), said_by=by, said_at_s=ledger.now_s)

@@ -498,7 +498,7 @@ class FaultPattern:
 
     id: str
     name: str
-    origin: str = "learnt"  # or shipped
+    origin: str = "learnt"  # or shipped, or shared: the cause of a node, rack, job or fleet
     state: PatternState = PatternState.PROPOSED
     means: str = ""
     first: str = ""  # what a person does first

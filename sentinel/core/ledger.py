@@ -31,7 +31,7 @@ from sentinel.core.domain import (
     SubjectKind,
     Transition,
 )
-from sentinel.core.patterns import Book, adopt, lived_on
+from sentinel.core.patterns import SHARED, Book, adopt, lived_on, shared_id
 from sentinel.core.placement import ASSUMED, nodes_of
 
 _BAD_END = (MigrationPhase.FAILED, MigrationPhase.STUCK)
@@ -159,6 +159,8 @@ class Ledger:
             if i.is_open or i.confirmed_at_s is None or was is None or not was.is_open:
                 continue
             known = self.patterns.get(i.like) or book.patterns.get(i.like)
+            if id := shared_id(i):
+                known = self.patterns.get(id) or FaultPattern(id, i.pattern, origin=SHARED)
             if known is not None:
                 self.keep_pattern(replace(known.kept(), past=lived_on(known.past, i)))
 

@@ -32,11 +32,14 @@ from sentinel.core.domain import (
     FaultPattern,
     Floats,
     Incident,
+    Kind,
     Past,
     PatternState,
+    SubjectKind,
 )
 from sentinel.core.features import FEATURES
 
+SHIPPED, LEARNT, SHARED = "shipped", "learnt", "shared"  # where a pattern is from
 SCHEMA: Final = 1  # of the dimensions: one may be added, none changes its meaning within a number
 # more than a quarter of what moved, and of what should have, is not as the pattern has it: a
 # second thing that moved as much as the first already puts a signature at 0.58
@@ -197,7 +200,7 @@ class Book:
         self.shipped, self.xids, self.kept = tuple(shipped), dict(xids or {}), dict(kept or {})
         known = {p.id: p for p in self.shipped}
         every = [_said(p, self.kept.get(p.id)) for p in self.shipped]
-        every += [p for p in self.kept.values() if p.id not in known and p.shapes]
+        every += [p for p in self.kept.values() if p.id not in known and p.origin != SHIPPED]
         self.patterns: dict[str, FaultPattern] = {p.id: p for p in every}
         used = [p for p in every if p.state is not PatternState.REJECTED]
         pairs = [(p, shape) for p in used for shape in p.shapes]
@@ -299,7 +302,7 @@ def pattern_from(plain: Mapping[str, Any]) -> FaultPattern:
     made = FaultPattern(
         id=row.pop("id"),
         name=row.pop("name"),
-        origin="shipped",
+        origin=SHIPPED,
         means=row.pop("means"),
         first=row.pop("first"),
         shapes=tuple({str(k): float(v) for k, v in s.items()} for s in row.pop("shapes")),
@@ -326,6 +329,14 @@ def ending(incident: Incident) -> str:
     return "released" if incident.released_by else "cleared by itself"
 
 
+def shared_id(incident: Incident) -> str:
+    """The id of the pattern of an incident that is about more than one GPU: it goes by the name
+    of its cause. Empty for a GPU's, for blindness, and for what waits for a person."""
+    if incident.subject.kind is SubjectKind.GPU or incident.kind is Kind.UNKNOWN:
+        return ""
+    return "shared-" + re.sub(r"[^a-z0-9]+", "-", incident.pattern.lower()).strip("-")
+
+
 def lived_on(past: Past, incident: Incident) -> Past:
     """`past` with one more incident, that has ended."""
     how = ending(incident)
@@ -341,7 +352,8 @@ def likeness(incident: Incident, kept: Mapping[str, FaultPattern]) -> str:
     """One line: which pattern an incident is like, how near, and what became of like ones.
     Empty where its reasons have no signature."""
     if incident.distance is None:
-        return ""
+        shared = kept.get(shared_id(incident))
+        return f"Pattern: {shared.name}{_before(shared)}" if shared else ""
     if not incident.like:
         return (
             f"Pattern: {incident.pattern}, like nothing known (distance {incident.distance:.2f})."
@@ -349,13 +361,17 @@ def likeness(incident: Incident, kept: Mapping[str, FaultPattern]) -> str:
     known = kept.get(incident.like)
     said = f", {known.state} by {known.said_by}" if known and known.said_by else ""
     head = f"Pattern: {incident.pattern} (distance {incident.distance:.2f}{said})"
+    return head + _before(known)
+
+
+def _before(known: FaultPattern | None) -> str:
     if known is None or not known.past.count:
-        return f"{head}; the first of its kind here."
+        return "; the first of its kind here."
     past = known.past
     parts = sorted(past.endings.items(), key=lambda item: (-item[1], item[0]))
     told = ", ".join(f"{n} {how}" for how, n in parts)
     lasted = _span(median(past.durations_s))
-    return f"{head}; {past.count} like it before: {told}; {lasted} in the median."
+    return f"; {past.count} like it before: {told}; {lasted} in the median."
 
 
 def _span(seconds: float) -> str:
@@ -376,7 +392,7 @@ def adopt(
     out = {
         id: replace(old, past=fresh[id].past) if id in fresh else old
         for id, old in kept.items()
-        if old.said_by or old.origin == "shipped"
+        if old.said_by or old.origin != LEARNT
     }
     out.update((id, new) for id, new in fresh.items() if id not in out)
     return out

@@ -24,6 +24,7 @@ from sklearn.cluster import DBSCAN
 
 from sentinel.core.domain import FaultPattern, Floats, Incident, Ints, Past, PatternState
 from sentinel.core.patterns import (
+    LEARNT,
     NAMES,
     Book,
     Match,
@@ -59,10 +60,10 @@ def learn(incidents: Sequence[Incident], book: Book) -> Learnt:
     """Patterns from these incidents; those of `book` that a person spoke of stay in force, those
     learnt before hold where their incidents still are. Any number of incidents will do."""
     seen = _with_signature(incidents, book)
-    said = {id: p for id, p in book.kept.items() if p.said_by or p.origin == "shipped"}
+    said = {id: p for id, p in book.kept.items() if p.said_by or p.origin != LEARNT}
     known = book.keeping(said)
     rest = [s for i, s in seen if not _near(known.match(s))]
-    before = [p for p in book.kept.values() if p.origin == "learnt" and p.shapes]
+    before = [p for p in book.kept.values() if p.origin == LEARNT and p.shapes]
     found = _clusters(rest, before)
     full = book.keeping({**said, **{p.id: p for p in found}})
     of, past = {}, dict.fromkeys(full.patterns, Past())
@@ -74,7 +75,7 @@ def learn(incidents: Sequence[Incident], book: Book) -> Learnt:
     made = [
         replace(was.kept(), past=past[id] if past[id].count else was.past)
         for id, was in full.patterns.items()
-        if past[id].count or was.origin == "learnt"
+        if past[id].count or was.origin == LEARNT
     ]
     return Learnt(tuple(made), of, len(of), sum(not id for id in of.values()))
 

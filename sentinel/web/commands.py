@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from sentinel.core.domain import CommandKind, PatternState
+from sentinel.core.patterns import SHARED
 from sentinel.web import shapes, views
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The bearer token is missing or wrong."},
     403: {"description": "No token is configured."},
     404: {"description": "There is no such thing to act on."},
-    409: {"description": "It is over already, or the name is taken."},
+    409: {"description": "It is over already, or a name that cannot be given."},
 }
 
 
@@ -107,6 +108,8 @@ def command_routes(face: Face, token: str | None) -> APIRouter:
         snapshot = face.snapshot()
         if snapshot is None or pattern_id not in snapshot.patterns:
             raise HTTPException(404, f"no pattern {pattern_id}")
+        if snapshot.patterns[pattern_id].origin == SHARED:
+            raise HTTPException(409, f"{pattern_id} is a cause of many GPUs: it keeps its name")
         return enqueue(kind, order or Order(), pattern_id, value)
 
     @router.post("/api/v1/patterns/learn", **accepted)

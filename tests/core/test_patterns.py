@@ -436,3 +436,30 @@ def test_relearning_keeps_what_people_said_and_brings_the_past_up_to_date():
 def test_a_book_of_nothing_names_nothing():
     assert Book().match({"temp": 1.0}) is None
     assert signature([HOT], {}) == {"temp": 1.0}
+
+
+# ---- what is about more than one GPU -----------------------------------------------------
+
+
+def test_a_shared_cause_is_counted_under_its_own_name(scene):
+    scene.policy = replace(scene.policy, limits=replace(scene.policy.limits, fleet_hold_gpus=3))
+    for _ in range(2):
+        for node in range(5):
+            breaks(scene, HOT, node=node)
+        for _ in range(12):
+            scene.tick()
+        scene.bad.clear()
+        for _ in range(40):
+            scene.tick()
+    shared = [p for p in scene.control.patterns.values() if p.origin == "shared"]
+    (one,) = shared
+    assert one.id.startswith("shared-")
+    assert one.past.count == 2
+    newest = max(
+        (i for i in scene.control.incidents.values() if i.pattern == one.name),
+        key=lambda i: i.opened_at_s,
+    )
+    told = likeness(newest, scene.control.patterns)
+    assert told.startswith(f"Pattern: {one.name}; 2 like it before: 2 cleared by itself")
+    assert BOOK.keeping({one.id: one}).match({"temp": 1.0}).pattern.id == "overheating"
+    assert adopt({one.id: one}, []) == {one.id: one}

@@ -52,6 +52,7 @@ PATTERNS = (
     .patterns.keeping(
         {
             "learnt-1": LEARNT,
+            "shared-rack-hot": FaultPattern("shared-rack-hot", "rack hot", origin="shared"),
             "overheating": FaultPattern(
                 "overheating",
                 "overheating",

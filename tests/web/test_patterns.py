@@ -77,6 +77,8 @@ def test_what_a_person_says_is_on_disk(client: httpx.Client, face: Face) -> None
         ("nothing/confirm", {}, 404),
         ("hang/rename", {"name": "OVERHEATING"}, 409),
         ("hang/rename", {"name": "   "}, 409),
+        ("shared-rack-hot/rename", {"name": "x"}, 409),
+        ("shared-rack-hot/reject", {}, 409),
         ("hang/rename", {"name": ""}, 422),
         ("hang/rename", {"name": "x" * 61}, 422),
         ("hang/rename", {}, 422),
