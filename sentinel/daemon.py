@@ -99,6 +99,7 @@ class Daemon:
         self._learner: subprocess.Popen[bytes] | None = None
         self._learn_started_s = 0.0
         self._learnt: tuple[FaultPattern, ...] | None = None
+        self._asked = False  # a person wants fault patterns learnt
 
     # ---- start and stop -------------------------------------------------------------
 
@@ -207,11 +208,13 @@ class Daemon:
             self._alert(now)  # a full disk stops acts, never alerts
             raise
         self._committed, self._applied = done.control, ((), ())
-        if any(c.kind is CommandKind.LEARN_PATTERNS for c in inputs.commands):
-            self.learn(patterns_only=True)
         _log_transitions(done)
         self._act(done)
         self._tell(frame, done, now, began)
+        self._asked |= any(c.kind is CommandKind.LEARN_PATTERNS for c in inputs.commands)
+        if self._asked and self._learner is None:
+            self._asked = False
+            self.learn(patterns_only=True)
 
     def _pull(self, now: float) -> Frame:
         deadline_s = self.config.tick_deadline_s()

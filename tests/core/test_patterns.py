@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -463,3 +464,9 @@ def test_a_shared_cause_is_counted_under_its_own_name(scene):
     assert told.startswith(f"Pattern: {one.name}; 2 like it before: 2 cleared by itself")
     assert BOOK.keeping({one.id: one}).match({"temp": 1.0}).pattern.id == "overheating"
     assert adopt({one.id: one}, []) == {one.id: one}
+
+
+def test_the_page_tells_every_pattern():
+    page = (Path(__file__).parents[2] / "docs" / "patterns.md").read_text()
+    for p in BOOK.shipped:
+        assert f"| {p.name} | `{p.id}` | {p.means} | {p.first} |" in page

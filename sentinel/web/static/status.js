@@ -107,7 +107,7 @@ async function refresh() {
     table("incidents", incidents.incidents.map((i) => [
       clock(i.opened_at), [i.severity, i.severity], `${i.alertname ?? "suspected"}: ${i.pattern}`,
       subject(i),
-      i.evidence.map((e) => e.text).join("; "),
+      [...i.evidence.map((e) => e.text), i.likeness].filter(Boolean).join("; "),
       [i.phase, i.moved && "moved", i.fenced && "fenced", i.part_of && `told by ${i.part_of}`, i.hold_reason].filter(Boolean).join(", "),
     ]));
     table("migrations", migrations.migrations.map((m) => [
