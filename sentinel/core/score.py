@@ -48,6 +48,9 @@ AIR_C: Final = 6.0  # inlet air of a machine room moves by so much without anyth
 _AIR_GPUS: Final = 4
 _IDLE_BELOW: Final = 0.05  # activity below this is none
 _CAPPED_CLOCK: Final = 0.5
+# standard deviations of a heat sink's slope that count as doubt: of a fleet whose GPUs are given
+# work far above all that their history shows, some are always beyond one of them
+_DOUBT: Final = 2.0
 _BATCH: Final = 2048  # rows scored at once: the working set stays in cache
 
 
@@ -282,7 +285,7 @@ def thermal_excess(
         of(thermal.t0_c, thermal.default_t0_c)
         + of(thermal.r_c_per_w, thermal.default_r) * power_w[:, None]
     )
-    slack = of(thermal.r_sd, thermal.default_r_sd) * np.abs(away_w)
+    slack = _DOUBT * of(thermal.r_sd, thermal.default_r_sd) * np.abs(away_w)
     slack = slack + np.where(seen[:, None], 0.0, thermal.default_t0_sd_c)
     raw = temp_c - predicted
     if host is not None:

@@ -133,7 +133,7 @@ def test_the_explanation_says_how_hot_and_what_was_expected():
 
 
 def test_just_outside_makes_a_ticket_and_may_not_act():
-    (verdict,) = judged(temp_c={3: 73.0}).verdicts
+    (verdict,) = judged(temp_c={3: 73.5}).verdicts
     assert 1.0 < verdict.score < 1.3
     assert verdict.severity is Severity.WARNING
     assert not verdict.may_move
