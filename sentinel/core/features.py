@@ -63,7 +63,7 @@ FEATURES: Final = (
     ),
     Feature("sm_clock", "sm_clock_mhz", "MHz", False, 0.04, True, (1.0, 0.0), "SM clock"),
     Feature("mem_clock", "mem_clock_mhz", "MHz", False, 0.04, True, (1.0, 0.0), "memory clock"),
-    Feature("throttled", "throttle_reasons", "", False, 0.35, ease=(0.0, 1.0), label="throttling"),
+    Feature("throttled", "throttle_reasons", "", False, 0.2, ease=(0.0, 1.0), label="throttling"),
     # explains a low clock, and is nothing by itself: a capped GPU is a busy GPU
     Feature("power_capped", "throttle_reasons", "", False, 1.0, ease=(0, 0), label="power cap"),
     Feature("ecc_sbe", "ecc_sbe_volatile", _EVENTS, False, 1.0, ease=(0, 1), label="ECC errors"),

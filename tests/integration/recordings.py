@@ -144,11 +144,18 @@ def _vanish(out, since, gpu):
         array[since >= 0, gpu] = np.nan
 
 
+def _cools(out, since, gpu, saved_w):
+    """The temperature follows a fall of the power: 0.06 °C per W, within a minute."""
+    drop = 0.06 * saved_w * (1.0 - np.exp(-np.clip(since, 0.0, None) / 40.0))
+    out[TEMP][:, gpu] = np.round(out[TEMP][:, gpu] - drop)
+
+
 def _power_brake(out, since, gpu):
     """The node's power supply asks for less: the brake's bit, half the clock, less power."""
     on = since >= 0
     out[REASONS][on, gpu] = 0x80
     out[CLOCK][on, gpu] *= 0.5
+    _cools(out, since, gpu, 0.35 * out[POWER][:, gpu])
     out[POWER][on, gpu] *= 0.65
 
 
@@ -162,13 +169,12 @@ def _slowdown_flaps(out, since, gpu):
 def _hang(out, since, gpu):
     """A kernel that never ends: busy by its utilisation, idle by everything else."""
     on = since >= 0
-    out[UTIL][on, gpu] = 100.0
-    out[POWER][on, gpu] = 118.0
+    _cools(out, since, gpu, out[POWER][:, gpu] - 118.0)
+    out[UTIL][on, gpu], out[POWER][on, gpu] = 100.0, 118.0
     for field in out:
         if field.startswith("DCGM_FI_PROF"):
             out[field][on, gpu] = 0.0
-    cool = 34.0 + (out[TEMP][:, gpu] - 34.0) * np.exp(-np.clip(since, 0, None) / 40.0)
-    out[TEMP][on, gpu] = np.round(cool[on])
+    out["DCGM_FI_PROF_SM_ACTIVE"][on, gpu] = 0.008
 
 
 FAULTS = {
