@@ -8,7 +8,9 @@ States like it gather under one provisional state, which becomes a core when
 - enough different GPUs have shown it, each for its share of that time: `GPUS`, or the whole
   cohort where it is smaller. One GPU that is ill teaches a fleet nothing.
 
-A provisional state that is not seen for `FORGET_S` is forgotten. What physics makes
+A caller may also bound how far `within` normal a state must lie, so that growth cannot creep
+on from core to core. Growth excuses and never accuses: demand that no training has seen
+stays novel. A provisional state that is not seen for `FORGET_S` is forgotten. What physics makes
 independent of demand (heat above what the power explains, throttling, errors) is never
 learnt so: a new core takes these columns from the nearest core of old.
 
@@ -24,7 +26,7 @@ from typing import Final
 import numpy as np
 
 from sentinel.core.domain import Bools, Floats, Ints
-from sentinel.core.score import Density, distance2
+from sentinel.core.score import Density, distance2, score_rows
 
 DWELL_S: Final = 3 * 3600.0
 FORGET_S: Final = 14 * 86_400.0
@@ -40,11 +42,15 @@ _SHOWN_BY: Final = 8  # GPUs remembered per provisional state
 class Adapter:
     """The density of one cohort as it grows. `density` is the one to score with now.
 
-    `gpus` is how many GPUs the cohort has, `step_s` the length of a grid step.
+    `gpus` is how many GPUs the cohort has, `step_s` the length of a grid step, `within` the
+    score by the cores of training beyond which nothing is learnt.
     """
 
-    def __init__(self, density: Density, *, step_s: float, gpus: int = 1) -> None:
-        self.density = density
+    def __init__(
+        self, density: Density, *, step_s: float, gpus: int = 1, within: float = np.inf
+    ) -> None:
+        self.density = dataclasses.replace(density, learnt=len(density.cores))
+        self._within = within
         self._step_s = step_s
         self._gpus = min(GPUS, max(1, gpus))
         self._learnt = len(density.cores)
@@ -60,6 +66,10 @@ class Adapter:
         self._shown = np.full((0, _SHOWN_BY), -1, dtype=np.int64)
         self._dwell_s = np.zeros((0, _SHOWN_BY))
 
+    def cohort_of(self, gpus: int) -> None:
+        """Says how many GPUs the cohort has now."""
+        self._gpus = min(GPUS, max(1, gpus))
+
     @property
     def added(self) -> int:
         """How many cores have been found in operation."""
@@ -70,7 +80,7 @@ class Adapter:
     ) -> None:
         """Rows of the next `steps` grid steps in time order: their columns [rows, columns] and
         raw scores [rows] by the present density, whether each may be learnt from, and whose
-        it is. Steps must not run over the end of a block."""
+        it is (`gpu`, a number of its own). Where steps were missed nothing is known of them."""
         strange = np.flatnonzero(may_learn & (raw > self.density.reach))
         for row in strange:
             who = int(gpu[row])
@@ -80,8 +90,8 @@ class Adapter:
             heard = strange[np.isin(gpu[strange], list(self._panel))]
             self._rows.append(columns[heard])
             self._who.append(gpu[heard])
-        self._steps += steps
-        if self._steps % BLOCK_STEPS == 0:
+        before, self._steps = self._steps, self._steps + steps
+        if before // BLOCK_STEPS != self._steps // BLOCK_STEPS:
             self._fold()
 
     def _fold(self) -> None:
@@ -150,6 +160,8 @@ class Adapter:
 
     def _promote(self, states: Floats) -> None:
         density = self.density
+        learnt = dataclasses.replace(density, cores=density.cores[: self._learnt])
+        states = states[score_rows(learnt, states)[0] <= self._within]
         old = density.cores[: self._learnt]
         every = self._columns & ~density.space.physical
         nearest = np.argmin(distance2(density, states, old, every), axis=1)

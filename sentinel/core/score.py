@@ -23,24 +23,20 @@ common is their inlet air and is taken off before anything is judged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from sentinel.core.domain import Bools, Floats, Gpu, Ints
+from sentinel.core.domain import Bools, Floats, Ints
 from sentinel.core.features import (
     ACTIVITY,
     DEMAND,
     FEATURES,
     INDEX,
-    MEM_TEMP,
     PHYSICAL,
-    TEMP,
     WEIGHT,
-    Features,
 )
 
 CLIP: Final = 10.0  # drift in one feature cannot shout louder than this
@@ -127,7 +123,9 @@ class Density:
     there is no such metric; `clusters` [cores] the cluster of each; `scale` [columns] is one
     unit of distance; `radius` the edge of normal in those units. `reach`, a share of the
     radius, is how far a state lies from the cores before it is one of its own (`adapt.py`);
-    `regimes` names each cluster. Values beyond `low` and `high` [columns] count as these."""
+    `regimes` names each cluster. Values beyond `low` and `high` [columns] count as these. Of
+    the cores the first `learnt` are from training (None: all), the others were found in
+    operation: these excuse a response, and make no demand a known one."""
 
     space: Space
     cores: Floats
@@ -139,6 +137,7 @@ class Density:
     regimes: tuple[str, ...] = ()
     low: Floats | None = None
     high: Floats | None = None
+    learnt: int | None = None
 
     def bounded(self, columns: Floats) -> Floats:
         """Columns [rows, columns] with what lies beyond all bounds drawn in to them."""
@@ -200,61 +199,6 @@ def empty_scores(gpus: int) -> Scores:
         np.full((gpus, 2), np.nan),
         np.full(gpus, np.nan),
     )
-
-
-def score_fleet(
-    cohorts: Mapping[str, Cohort], gpus: tuple[Gpu, ...], features: Features, rows: RowIndex
-) -> Scores:
-    """Scores of a whole fleet; GPUs of a model without a cohort stay unscored (NaN)."""
-    out = empty_scores(len(gpus))
-    rows.follow(cohorts, gpus)
-    for model, (members, known, host) in rows.by_model.items():
-        cohort = cohorts[model]
-        temps = features.values[members][:, [TEMP, MEM_TEMP]]
-        power_w = features.power_ewma_w[members]
-        excess, predicted = thermal_excess(cohort.thermal, known, power_w, temps, host)
-        values = features.values[members].copy()
-        values[:, [TEMP, MEM_TEMP]] = np.maximum(excess, 0.0)  # cooler is no evidence
-        asleep(cohort.density, values)
-        softer = excuses(cohort.density, values)
-        score, novel, contribution, expected = score_rows(cohort.density, values, softer)
-        score = np.where(features.ready[members], score, np.nan)
-        out.score[members] = score
-        out.novel[members] = novel
-        out.contribution[members] = contribution
-        out.values[members] = values
-        out.expected[members] = expected
-        out.predicted_c[members] = predicted
-        alone, _ = thermal_excess(cohort.thermal, known, power_w, temps)
-        out.air_c[members] = host_median(alone[:, 0], host)
-    return out
-
-
-class RowIndex:
-    """Which rows belong to which cohort, and where each GPU stands in its thermal table:
-    found once per roster and bundle, not per tick."""
-
-    def __init__(self) -> None:
-        # rows, places in the thermal table, and numbers of their hosts
-        self.by_model: dict[str, tuple[Ints, Ints, Ints]] = {}
-        self._gpus: tuple[Gpu, ...] | None = None
-        self._cohorts: Mapping[str, Cohort] | None = None
-
-    def follow(self, cohorts: Mapping[str, Cohort], gpus: tuple[Gpu, ...]) -> None:
-        if gpus is self._gpus and cohorts is self._cohorts:
-            return
-        members: dict[str, list[int]] = {}
-        for row, gpu in enumerate(gpus):
-            if gpu.model in cohorts:
-                members.setdefault(gpu.model, []).append(row)
-        self.by_model = {}
-        for model, rows in members.items():
-            where = {uuid: i for i, uuid in enumerate(cohorts[model].thermal.uuids)}
-            known = np.array([where.get(gpus[row].uuid, -1) for row in rows], dtype=np.int64)
-            number: dict[str, int] = {}
-            host = [number.setdefault(gpus[row].node, len(number)) for row in rows]
-            self.by_model[model] = (np.array(rows), known, np.array(host))
-        self._gpus, self._cohorts = gpus, cohorts
 
 
 def thermal_excess(
@@ -379,11 +323,11 @@ def _score_batch(
     response2 = distance2(density, values, cores, response, softer)
     far = demand2 > density.demand_radius**2
     best = np.argmin(np.where(far, np.inf, response2), axis=1)
-    novel: Bools = np.all(far, axis=1)
+    novel: Bools = np.all(far[:, : density.learnt], axis=1)
     if novel.any():
         columns = response & space.physical
         physical2 = distance2(density, values[novel], cores, columns, softer[novel])
-        best[novel] = np.argmin(physical2, axis=1)
+        best[novel] = np.argmin(physical2[:, : density.learnt], axis=1)
     expected = cores[best]
     z = (values - expected) / density.scale
     z = np.clip(z * softer * np.where(z > 0, space.above, space.below), -space.clip, space.clip)

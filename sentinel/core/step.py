@@ -104,7 +104,8 @@ def step(
         gpus=len(inputs.frame.gpus),
     )
     book = window.reads(control.patterns)
-    judgement = window.judge(inputs.frame, bundle, limits)
+    under = {i.gpu_uuid for i in control.incidents.values() if i.is_open and i.gpu_uuid}
+    judgement = window.judge(inputs.frame, bundle, limits, frozenset(under))
     return advance(control, judgement, inputs, now_s, book)
 
 

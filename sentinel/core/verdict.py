@@ -31,10 +31,11 @@ from sentinel.core.evidence import RANK, Finding, HardWatch
 from sentinel.core.features import FEATURES, INDEX, MEM_TEMP, TEMP, Features, Window
 from sentinel.core.groups import read_traits
 from sentinel.core.limited import excused, power_limits
+from sentinel.core.live import LiveScores
 from sentinel.core.patterns import Book
 from sentinel.core.peers import ALIKE, STRAGGLER, Peers, PeerWatch
 from sentinel.core.residuals import OTHERS
-from sentinel.core.score import Cohort, RowIndex, Scores, empty_scores, score_fleet
+from sentinel.core.score import Cohort, Scores, empty_scores
 from sentinel.core.symptoms import Symptoms
 
 _SHOWN: Final = 4  # features named in a verdict
@@ -95,7 +96,7 @@ class Watch:
         self.window = Window(settings.grid_s)
         self.hard = HardWatch()
         self.symptoms = Symptoms()
-        self.rows = RowIndex()
+        self.live = LiveScores(settings.grid_s)
         self.peers = PeerWatch()
         self.features: Features | None = None
         self.scores: Scores | None = None
@@ -109,10 +110,15 @@ class Watch:
         return self.book
 
     def judge(
-        self, frame: Frame, bundle: Bundle | None, limits: Thresholds | None = None
+        self,
+        frame: Frame,
+        bundle: Bundle | None,
+        limits: Thresholds | None = None,
+        under: frozenset[str] = frozenset(),
     ) -> Judgement:
         """The verdicts of one frame. A blind frame says UNKNOWN of all and teaches nothing.
-        `limits` is what the budget lets soft evidence say; without it, what evidence earns."""
+        `limits` is what the budget lets soft evidence say; without it, what evidence earns.
+        `under` are the GPUs, by UUID, of open incidents: nothing is learnt from them."""
         if frame.coverage.blind:
             unknown = np.full(len(frame.gpus), domain.UNKNOWN, dtype=np.int8)
             return Judgement(unknown, np.full(len(frame.gpus), np.nan))
@@ -120,7 +126,7 @@ class Watch:
         findings += self.symptoms.look(frame)
         features = self.window.push(frame, max_age_s=self.settings.max_age_s)
         scores = (
-            score_fleet(bundle.cohorts, frame.gpus, features, self.rows)
+            self.live.score(bundle.cohorts, frame.gpus, features)
             if bundle
             else empty_scores(len(frame.gpus))
         )
@@ -158,6 +164,8 @@ class Watch:
         score = np.where(silent, np.nan, scores.score)
         unlike = peers.score > 1.0
         score[unlike] = np.fmax(score, peers.score)[unlike]
+        normal = (kinds == domain.NORMAL) & present & settled & features.ready & ~unlike
+        self.live.learn(normal, under)
         ordered = tuple(verdicts[row] for row in sorted(verdicts))
         certified = limits is None or limits.certified
         traits = read_traits(frame, scores, self.symptoms.brakes(), bool(ordered))

@@ -27,7 +27,7 @@ from sentinel.core.score import GPU_SPACE, Cohort, Density, Thermal
 from sentinel.core.verdict import Bundle
 from sentinel.errors import StateError
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2  # 2: how far a state of its own lies, and what regimes are called
 _DENSITY: Final = ("cores", "clusters", "scale")
 _THERMAL: Final = tuple(f.name for f in fields(Thermal) if f.name != "uuids")
 
@@ -58,6 +58,8 @@ def save(folder: Path, bundle: Bundle, *, created_s: float, refused: Sequence[st
                 "rows": cohort.rows,
                 "radius": cohort.density.radius,
                 "demand_radius": cohort.density.demand_radius,
+                "reach": cohort.density.reach,
+                "regimes": list(cohort.density.regimes),
                 "uuids": list(cohort.thermal.uuids),
             }
         )
@@ -210,6 +212,8 @@ def _cohort(entry: dict[str, Any], i: int, arrays: Any) -> Cohort:
         arrays[f"{i}/scale"],
         float(entry["radius"]),
         float(entry["demand_radius"]),
+        float(entry["reach"]),
+        tuple(str(name) for name in entry["regimes"]),
     )
     width = len(GPU_SPACE.names)
     if density.cores.ndim != 2 or density.cores.shape[1] != width or not len(density.cores):

@@ -51,7 +51,8 @@ _LEVEL_SHARE: Final = 0.01  # of a signal's highest level: smaller deviations ar
 _NEVER: Final = 1e-12
 _EDGE: Final = 0.99  # of the training rows lie inside the edge
 _REACH: Final = 0.95  # of the training rows are no states of their own
-_SMALLEST_REACH: Final = 1e-6
+_SMALLEST_REACH: Final = 0.33  # of the radius: what lies nearer than that is the same state
+_SMALLEST_RADIUS: Final = 1e-6
 
 
 class DensityBaseline(BaseEstimator):
@@ -130,10 +131,10 @@ class DensityBaseline(BaseEstimator):
         inside = score_rows(density, sample)[0]
         inside = inside[np.isfinite(inside)] if np.isfinite(inside).any() else np.ones(1)
         if self.spread:
-            radius = max(float(np.quantile(inside, _EDGE)), _SMALLEST_REACH)
+            radius = max(float(np.quantile(inside, _EDGE)), _SMALLEST_RADIUS)
         else:
             radius = self._radius(blank, rows, who, max(1, hold_rows))
-        reach = max(float(np.quantile(inside, _REACH)), _SMALLEST_REACH) / radius
+        reach = max(_reach(density, sample) / radius, _SMALLEST_REACH)
         density = dataclasses.replace(density, radius=radius, reach=reach)
         counts = np.bincount(labels[labels >= 0], minlength=int(density.clusters.max()) + 1)
         self.density_ = dataclasses.replace(density, regimes=name_regimes(density, counts))
@@ -244,6 +245,15 @@ class DensityBaseline(BaseEstimator):
             return self.min_radius
         reached = 1.25 * float(np.quantile(worst, 0.98))
         return float(np.clip(reached, self.min_radius, self.max_radius))
+
+
+def _reach(density: Density, sample: Floats) -> float:
+    """The distance, demand included, that `_REACH` of the sample keep to their nearest core."""
+    every = np.ones(sample.shape[1], dtype=bool)
+    pick = sample[_stride(len(sample), 4000)]
+    return float(
+        np.quantile(np.sqrt(distance2(density, pick, density.cores, every).min(1)), _REACH)
+    )
 
 
 def _spread(space: Space, rows: Floats) -> tuple[Floats, Floats]:
