@@ -70,6 +70,12 @@ class DensityBaseline(BaseEstimator):
         Bounds of the edge of normal, in units of `scale_`.
     demand_radius : float
         How near a core's demand must be for its response to count.
+    noise_share : float
+        A region with fewer of the rows is noise and not learnt.
+    spread : bool
+        For data of which nothing is known beforehand: one unit of distance is the standard
+        deviation, at least 1 % of the signal's level; the edge holds 99 % of the rows. Cores
+        are then centroids instead of leaders.
 
     Attributes
     ----------
@@ -175,32 +181,20 @@ class DensityBaseline(BaseEstimator):
         return scale
 
     def _cores(self, blank: Density, sample: Floats) -> tuple[Density, Ints]:
-        every = np.ones(sample.shape[1], dtype=bool)
         if self.spread:
-            return self._means(blank, sample)
+            return self._centroids(blank, sample)
         reach = 0.5
         while True:
             leaders, owner = _leaders(blank, sample, reach, self.max_cores)
             if leaders is not None:
                 break
             reach *= 1.4
-        count = np.bincount(owner, minlength=len(leaders)).astype(np.float64)
         centres = _means(sample, owner, len(leaders))
-        apart = np.sqrt(distance2(blank, centres, centres, every))
-        cluster = DBSCAN(
-            eps=max(1.5, 1.5 * reach),
-            min_samples=max(3, round(self.noise_share * len(sample))),
-            metric="precomputed",
-        ).fit_predict(np.maximum(apart, apart.T), sample_weight=count)
-        kept = cluster >= 0
-        if not kept.any():  # so few rows that nothing is dense: all of them are what we know
-            cluster, kept = np.zeros_like(cluster), np.ones_like(kept)
-        density = Density(
-            blank.space, centres[kept], cluster[kept], blank.scale, 1.0, self.demand_radius
-        )
-        return density, cluster[owner]
+        return self._dense(blank, sample, centres, owner, max(1.5, 1.5 * reach))
 
-    def _means(self, blank: Density, sample: Floats) -> tuple[Density, Ints]:
+    def _centroids(self, blank: Density, sample: Floats) -> tuple[Density, Ints]:
+        """Cores as the centroids of mini-batch k-means: in the hundred columns of a window
+        space a greedy cover takes many times as long and is no better."""
         level = np.nan_to_num(_quantiles(sample, (0.5,))[0])
         z = (np.where(np.isfinite(sample), sample, level) - level) / blank.scale
         z = z[:, np.ptp(z, axis=0) > 0] if z.any() else z[:, :1]
@@ -209,20 +203,28 @@ class DensityBaseline(BaseEstimator):
             owner = MiniBatchKMeans(
                 min(self.max_cores, len(z)), random_state=0, n_init=3, batch_size=1024
             ).fit_predict(z.astype(np.float32))
-        _, owner = np.unique(owner, return_inverse=True)
-        owner = owner.astype(np.int64)
-        count = np.bincount(owner).astype(np.float64)
-        centres = _means(sample, owner, len(count))
+        owner = np.unique(owner, return_inverse=True)[1].astype(np.int64)
+        centres = _means(sample, owner, int(owner.max()) + 1)
+        away = np.nan_to_num((sample - centres[owner]) / blank.scale)
+        own = np.sqrt(np.minimum(away**2, blank.space.clip**2).sum(axis=1))
+        # two cores belong together where the rows of the one reach those of the other
+        return self._dense(blank, sample, centres, owner, 2.0 * float(np.quantile(own, _REACH)))
+
+    def _dense(
+        self, blank: Density, sample: Floats, centres: Floats, owner: Ints, eps: float
+    ) -> tuple[Density, Ints]:
+        """Clusters of centres [k, columns] by DBSCAN, each weighing as many rows as it stands
+        for; sparse ones are noise and no cores. Returns (density, cluster of each row)."""
+        count = np.bincount(owner, minlength=len(centres)).astype(np.float64)
         every = np.ones(sample.shape[1], dtype=bool)
         apart = np.sqrt(distance2(blank, centres, centres, every))
-        own = np.sqrt(((sample - centres[owner]) ** 2 / blank.scale**2).clip(max=400).sum(axis=1))
         cluster = DBSCAN(
-            eps=2 * np.quantile(np.nan_to_num(own), 0.95) + 1e-9,
+            eps=max(eps, 1e-9),
             min_samples=max(3, round(self.noise_share * len(sample))),
             metric="precomputed",
         ).fit_predict(np.maximum(apart, apart.T), sample_weight=count)
         kept = cluster >= 0
-        if not kept.any():
+        if not kept.any():  # so few rows that nothing is dense: all of them are what we know
             cluster, kept = np.zeros_like(cluster), np.ones_like(kept)
         density = dataclasses.replace(blank, cores=centres[kept], clusters=cluster[kept])
         return density, cluster[owner]

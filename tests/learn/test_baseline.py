@@ -197,3 +197,14 @@ class TestSharedAir:
         assert (shared_shift(few, host) == 0.0).all()
         some = np.array([1.0, 2.0, 3.0, 4.0, np.nan, np.nan])
         np.testing.assert_allclose(shared_shift(some, host), 2.5)
+
+
+def test_regimes_are_named_by_what_they_ask(baseline):
+    assert sorted(baseline.density_.regimes) == ["compute-bound", "idle"]
+
+
+def test_regimes_of_columns_that_mean_nothing_are_numbered_by_size():
+    rng = np.random.default_rng(0)
+    rows = np.concatenate([rng.normal(0, 0.1, (300, 2)), rng.normal(9, 0.1, (100, 2))])
+    learnt = DensityBaseline(floors=[0.3, 0.3]).fit(rows)
+    assert learnt.density_.regimes == ("regime 1", "regime 2")
