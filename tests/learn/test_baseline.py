@@ -139,7 +139,7 @@ class TestThermal:
         model = self.fleet()
         temp = np.array([[28.0 + 0.05 * 400 + 12.0, np.nan]])
         excess, predicted = thermal_excess(model, np.array([0]), np.array([400.0]), temp)
-        assert excess[0, 0] == pytest.approx(12.0, abs=0.6)
+        assert excess[0, 0] == pytest.approx(12.0, abs=0.8)  # less its own doubt
         assert predicted[0, 0] == pytest.approx(48.0, abs=0.6)
         assert np.isnan(excess[0, 1])
 
