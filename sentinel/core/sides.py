@@ -35,6 +35,7 @@ ALIKE_SHARE: Final = 0.5  # of a subject's reporting GPUs
 # A cause that stands holds its GPUs as long as this much of it is left, so that a count that
 # wavers around the threshold is neither now the one and now the other.
 _STAYS_MIN: Final = 2
+_PAIR: Final = 2  # GPUs are enough where they are the whole job
 _STAYS_SHARE: Final = 0.25
 ELSEWHERE: Final = 0.25  # of all other GPUs; if more of them deviate alike, it is not this place
 _NEAR: Final = 0.7  # of the way to the edge of normal: a mate so far gone is on its way too
@@ -243,6 +244,8 @@ class Sides:
         known = self._standing.get(subject)
         stays = known is not None and known.kind is Kind.DEVIANT
         least, share = (_STAYS_MIN, _STAYS_SHARE) if stays else (ALIKE_MIN, ALIKE_SHARE)
+        if subject.kind is SubjectKind.JOB and len(inside) == reporting:
+            least = min(least, _PAIR)  # all of a small job: one setting, not two faults at once
         enough = len(inside) >= least and len(inside) >= share * reporting
         enough = enough and any(row in self._soft for row in inside)
         gpus = self._fleet.frame.gpus

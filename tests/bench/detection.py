@@ -26,7 +26,7 @@ from rich.table import Table
 from sentinel.lab import faults
 from sentinel.lab.fleet import Fleet
 from sentinel.lab.site import drawn
-from tests.bench import simple_methods
+from tests.bench import series, simple_methods
 from tests.simulation.director import Truth
 from tests.simulation.judging import figures, judge
 from tests.simulation.replay import T0_S, every_kind, replayed
@@ -267,15 +267,9 @@ def _rate(runs):
 def recordings(console):
     """The part on real machines, where it and its data are here."""
     try:
-        from tests.bench import series
-    except ImportError:
-        console.print("recordings: tests/bench/series.py is not here: skipped")
-        return None
-    try:
-        table = series.smd_table()
-        return [{"method": m, **vars(series.mean_of(rows.values()))} for m, rows in table.items()]
+        return series.show(series.smd_table(progress=lambda line: console.print(line, style="dim")))
     except FileNotFoundError as error:
-        console.print(f"recordings: no data folder ({error}): skipped")
+        console.print(f"recordings: {error}: skipped")
         return None
 
 
@@ -295,7 +289,8 @@ def show(summary, console):
     if summary["rate"]:
         console.print(_rate_table(summary["rate"]))
     if summary.get("recordings"):
-        console.print(_recordings_table(summary["recordings"]))
+        console.print("Recordings of real machines")
+        console.print(summary["recordings"], highlight=False)
 
 
 def _kinds_table(lab):
@@ -359,16 +354,6 @@ def _rate_table(rate):
     )  # fmt: skip
     for row in rows:
         table.add_row(*row)
-    return table
-
-
-def _recordings_table(rows):
-    table = Table(title="Recordings of real machines")
-    first = rows[0] if isinstance(rows, list) and rows else {}
-    for name in first:
-        table.add_column(str(name))
-    for row in rows if isinstance(rows, list) else ():
-        table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
     return table
 
 
