@@ -141,9 +141,10 @@ def _learn_models(
 ) -> _Models:
     from sentinel.learn.cohort import fit, held_out  # not before: it loads scikit-learn
     from sentinel.learn.evaluate import describe
+    from sentinel.learn.suspects import suspects
 
     out, hold_s = _Models(), config.policy().times.deviant_for_s
-    for done, (model, own) in enumerate(rows.items()):
+    for done, (model, own) in enumerate(list(rows.items())):
         name = model or "(no model label)"
         progress(0.9 + 0.1 * done / len(rows), f"clustering {name}")
         if len(own) < MIN_ROWS:
@@ -151,6 +152,15 @@ def _learn_models(
                 f"{name}: only {len(own)} usable moments of its GPUs, {MIN_ROWS} are needed; wait"
             )
             continue
+        found = suspects(own.values, own.gpu, own.nodes)
+        out.skipped += [s.text(own.uuids[s.gpu], own.nodes[s.gpu]) for s in found]
+        if found:
+            own = rows[model] = own.part(~np.isin(own.gpu, [s.gpu for s in found]))
+        if not model:
+            out.skipped.append(
+                f"{name}: {len(own.uuids)} GPUs tell no model and are judged as one kind; if they "
+                "are several, a slow one may pass: let the exporter give modelName"
+            )
         cohort, evaluation = fit(own, deviant_for_s=hold_s, span_s=span_s)
         held = held_out(own, deviant_for_s=hold_s, span_s=span_s, number=len(out.held))
         out.held += [held] if held is not None else []

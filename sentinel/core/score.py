@@ -215,13 +215,14 @@ def thermal_excess(
     was, only doubt about the model may not make a GPU look hot beside its mates.
     Returns (excess_c, predicted_c), both [rows, 2]; NaN where power or temperature is.
     """
-    seen = known >= 0
-    pick = np.maximum(known, 0)
+    pick, seen = np.maximum(known, 0), np.zeros((len(known), 2), dtype=bool)
+    if thermal.t0_c.shape[1]:  # one that was left out of learning is in the table without values
+        seen = (known >= 0)[:, None] & np.isfinite(thermal.t0_c[:, pick].T)
 
     def of(table: Floats, default: Floats) -> Floats:
         if table.shape[1] == 0:
             return np.broadcast_to(default, (len(known), 2))
-        return np.where(seen[:, None], table[:, pick].T, default)
+        return np.where(seen, table[:, pick].T, default)
 
     mean_w = of(thermal.p_mean_w, thermal.default_p_mean_w)
     away_w = power_w[:, None] - mean_w
@@ -230,7 +231,7 @@ def thermal_excess(
         + of(thermal.r_c_per_w, thermal.default_r) * power_w[:, None]
     )
     slack = _DOUBT * of(thermal.r_sd, thermal.default_r_sd) * np.abs(away_w)
-    slack = slack + np.where(seen[:, None], 0.0, thermal.default_t0_sd_c)
+    slack = slack + np.where(seen, 0.0, thermal.default_t0_sd_c)
     raw = temp_c - predicted
     if host is not None:
         shift = np.stack([shared_shift(raw[:, k], host) for k in range(2)], axis=1)

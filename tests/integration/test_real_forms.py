@@ -10,6 +10,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from sentinel import history
 from sentinel.backtest import backtest
 from sentinel.config import Config
 from tests.integration.recordings import (
@@ -156,6 +157,29 @@ def test_in_another_form_a_fault_is_still_found(configure, fault, form):
     broken = inject(values, fault, FAULTY_GPU, half + 60)
     report = replayed(configure, broken, half, **FORMS[form])
     assert {i["gpu_uuid"] for i in report["incidents"]} == {uuid("life", FAULTY_GPU)}
+
+
+def test_a_gpu_that_was_slow_all_through_the_learning_is_named_and_found(configure):
+    own = inject(life((h100("t2"), 2 * ROUNDS)), "clock", FAULTY_GPU, 0)
+    half = len(own[TEMP]) // 2
+    source = Recorded()
+    write_recording(source, "life", own, START_S, host="node-1", every_s=15)
+    split_s, config = START_S + half, configure(15)
+    learnt = history.learn(config, START_S, split_s, prometheus=source, save=False)
+    (said,) = [text for text in learnt.skipped if "suspect" in text]
+    assert uuid("life", FAULTY_GPU) in said
+    report = replayed(configure, own, half)
+    assert {i["gpu_uuid"] for i in report["incidents"]} == {uuid("life", FAULTY_GPU)}
+
+
+def test_learning_says_so_where_no_gpu_tells_its_model(configure):
+    source = Recorded()
+    values = life((h100("t2"), ROUNDS))
+    write_recording(source, "life", values, START_S, host="node-1", every_s=15, model="")
+    learnt = history.learn(
+        configure(15), START_S, START_S + len(values[TEMP]), prometheus=source, save=False
+    )
+    assert any("tell no model" in text for text in learnt.skipped)
 
 
 def test_memory_of_an_h200_that_grows_hot_is_found(configure):

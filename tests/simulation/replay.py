@@ -1,11 +1,13 @@
 """One run: a site drawn by the seed, a day to learn from, a day in which everything happens."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from sentinel import history
 from sentinel.backtest import backtest
 from sentinel.config import Config
 from sentinel.edges import bundle as bundles
+from sentinel.errors import DependencyError
 from sentinel.lab import faults
 from sentinel.lab.fleet import Fleet
 from sentinel.lab.site import drawn
@@ -44,7 +46,7 @@ def replayed(
     folder, seed, kinds, *, hosts=16, step_s=15.0, learn_s=86400.0, replay_s=86400.0,
     progress=lambda share, what: None, seen=None, site=None, plain=False, settings="",
 ):  # fmt: skip
-    """Learns, replays and judges one fleet; plain data, see `judging.judge`.
+    """Learns (not with `learn_s` 0), replays and judges one fleet; plain data, see `judging.judge`.
 
     `seen` gets the blocks of both days, for those who compare. `plain` scrapes perfectly.
     """
@@ -64,11 +66,13 @@ def replayed(
     scraping = Scraping() if plain else scraping_of(seed, fleet.hosts)
     learnt_s, end_s = T0_S + learn_s, T0_S + learn_s + replay_s
     source = LabHistory(fleet, step_s, scraping=scraping, seen=seen)
-    learnt = history.learn(
-        config, T0_S, learnt_s, prometheus=source, save=False,
-        progress=lambda share, what: progress(0.35 * share, what),
-    )  # fmt: skip
-    bundles.save(history.bundle_dir(config), learnt.bundle, created_s=learnt_s)
+    if learn_s:
+        with suppress(DependencyError):  # a few minutes may not be enough: then without
+            learnt = history.learn(
+                config, T0_S, learnt_s, prometheus=source, save=False,
+                progress=lambda share, what: progress(0.35 * share, what),
+            )  # fmt: skip
+            bundles.save(history.bundle_dir(config), learnt.bundle, created_s=learnt_s)
     start_s = learnt_s + history.warm_up_s(history.settings_of(config))
     director = Director(fleet, seed, kinds, start_s + 300.0, end_s)
     source = LabHistory(fleet, step_s, director.events, scraping=scraping, seen=seen)
