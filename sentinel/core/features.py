@@ -80,8 +80,11 @@ ACTIVITY: Final = tuple(
 WEIGHT: Final = tuple(INDEX[name] for name in ("sm_active", "tensor_active", "dram_active"))
 TEMP, MEM_TEMP = INDEX["temp_excess"], INDEX["mem_temp_excess"]
 # what physics makes independent of the work: scored even for work never seen before
-# (memory is heated by its own activity beside the GPU's power, so its temperature is not)
-PHYSICAL: Final = (TEMP, INDEX["throttled"], INDEX["ecc_sbe"], INDEX["pcie_replay"])
+# (memory is heated by its own activity beside the GPU's power, so its temperature is not; its
+# clock has few steps, and whatever the work, one that works has the highest)
+PHYSICAL: Final = tuple(
+    INDEX[name] for name in ("temp_excess", "mem_clock", "throttled", "ecc_sbe", "pcie_replay")
+)
 _LOG = [INDEX["nvlink_traffic"], INDEX["pcie_traffic"]]
 _COUNTS = [INDEX["ecc_sbe"], INDEX["pcie_replay"]]
 _CLOCKS = [INDEX["sm_clock"], INDEX["mem_clock"]]

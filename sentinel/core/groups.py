@@ -179,7 +179,7 @@ def _events(
             (event, members)
             for event, members in sorted(codes.items())
             if _is_burst(members, fleet)
-            or (standing_one is not None and standing_one.kind is Kind.FAULT)
+            or (standing_one is not None and _joins(event, members, standing_one))
         ]
         if kept:
             cause = causes.job_event(job, len(jobs.rows(job)), kept, fleet)
@@ -203,8 +203,18 @@ def _is_burst(members: list[tuple[int, Verdict]], fleet: Fleet) -> bool:
     be on two nodes before it is the job's."""
     if len({row for row, _ in members}) < ALIKE_MIN:
         return False
-    harmless = all(v.severity is Severity.INFO for _, v in members)
-    return harmless or len({v.gpu.node for _, v in members}) > 1
+    return _harmless(members) or len({v.gpu.node for _, v in members}) > 1
+
+
+def _joins(event: str, members: list[tuple[int, Verdict]], known: Incident) -> bool:
+    """Whether it belongs to what already befell the job: the same code again, or another of the
+    application's own. A code that may be the hardware's, on one GPU of a job that crashes for
+    it, stays that GPU's."""
+    return known.kind is Kind.FAULT and (_harmless(members) or f"{event} " in f"{known.pattern} ")
+
+
+def _harmless(members: list[tuple[int, Verdict]]) -> bool:
+    return all(v.severity is Severity.INFO for _, v in members)
 
 
 # ---- air: what a host's GPUs have in common before any of them deviates ---------------------

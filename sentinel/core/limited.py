@@ -19,6 +19,9 @@ from sentinel.core.score import Scores
 _WANTED: Final = 0.95  # normal power at this share of the limit or above: the limit binds
 _REACHED: Final = 0.92  # and this share of it drawn, pauses between steps included
 _MOSTLY: Final = 0.5  # of the time
+# Part of the power is drawn at any clock, so that near the cap a clock may fall by more than the
+# power does; a clock that is low while the power stays has another cause.
+_CLOCK_PER_POWER: Final = 1.6
 _FED: Final = 0.02  # of the clock: less is noise
 _POWER, _CLOCK, _CAPPED = INDEX["power"], INDEX["sm_clock"], INDEX["power_capped"]
 
@@ -36,15 +39,14 @@ def excused(scores: Scores, limit_w: Floats) -> Scores:
 
     `limit_w` [gpus]; a GPU is excused where its work would normally draw as much as the limit
     or more, and where it does draw what it may. Where no limit is shown, its own word that
-    power caps its clock counts, if its power is lower by as much as its clock: power falls
-    faster than the clock that it feeds, so a clock that is low by more has another cause.
+    power caps its clock counts, if what its clock lacks is in keeping with the power it lacks.
     """
     power, expected = scores.values[:, _POWER], scores.expected[:, _POWER]
     with np.errstate(invalid="ignore", divide="ignore"):
         held = (expected >= _WANTED * limit_w) & (power >= _REACHED * limit_w)
         lacks_power = 1.0 - power / expected
         lacks_clock = 1.0 - scores.values[:, _CLOCK] / scores.expected[:, _CLOCK]
-        fed = np.isnan(lacks_clock) | (lacks_clock <= lacks_power + _FED)
+        fed = np.isnan(lacks_clock) | (lacks_clock <= _CLOCK_PER_POWER * lacks_power + _FED)
         held |= np.isnan(limit_w) & (scores.values[:, _CAPPED] > _MOSTLY) & fed
         lower = scores.values < scores.expected
     out = np.zeros_like(scores.contribution, dtype=bool)

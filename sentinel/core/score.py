@@ -235,6 +235,11 @@ def thermal_excess(
     raw = temp_c - predicted
     if host is not None:
         shift = np.stack([shared_shift(raw[:, k], host) for k in range(2)], axis=1)
+        # cold air is believed no further than the model is sure of it: where half of a host
+        # rests at powers never learnt, the other half is not hot for that
+        sure = np.sign(raw) * np.maximum(np.abs(raw) - slack, 0.0)
+        credible = np.stack([shared_shift(sure[:, k], host) for k in range(2)], axis=1)
+        shift = np.where(shift < 0.0, np.minimum(np.maximum(shift, credible), 0.0), shift)
         raw, predicted = raw - shift, predicted + shift
     excess: Floats = np.sign(raw) * np.maximum(np.abs(raw) - slack, 0.0)
     return excess, predicted

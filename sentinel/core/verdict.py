@@ -150,7 +150,9 @@ class Watch:
             verdicts[row] = _both(known, mine, self.book) if known else mine
         odd = (outside & settled) | (peers.score > 1.0)
         for row, soft in verdicts.items():
-            agree = peers.comparable[row] >= OTHERS and not self.peers.mates_too(row, odd)
+            if self.peers.mates_too(row, odd):
+                soft = _with_mates(soft, frame.at_s)
+            agree = peers.comparable[row] >= OTHERS
             verdicts[row] = self._allowed(soft, bool(agree))
         if limits is not None:
             verdicts = {row: limits.held(verdict) for row, verdict in verdicts.items()}
@@ -194,8 +196,8 @@ class Watch:
 
     def _allowed(self, soft: Verdict, agree: bool) -> Verdict:
         """Soft evidence acts only where the policy allows it and peers agree: three GPUs or more
-        that could be compared with it are there, and its few mates do not deviate as well. What
-        many show alike becomes a cause of its own (groups.py)."""
+        that could be compared with it are there. What many show alike becomes a cause of its own
+        (groups.py)."""
         may = self.settings.deviant_may
         return replace(
             soft,
@@ -243,6 +245,18 @@ def _both(density: Verdict, peers: Verdict, book: Book) -> Verdict:
         evidence=evidence,
         may_fence=density.may_fence or peers.may_fence,
         may_move=density.may_move or peers.may_move,
+    )
+
+
+def _with_mates(soft: Verdict, at_s: float) -> Verdict:
+    """A deviation that the few mates of a small job share: a ticket at most, and no act."""
+    text = "the other GPUs of its job deviate too: more likely their work or a setting of it"
+    return replace(
+        soft,
+        severity=min(soft.severity, Severity.WARNING, key=RANK.__getitem__),
+        evidence=(*soft.evidence, Evidence("peers", ALIKE, text, at_s=at_s)),
+        may_fence=False,
+        may_move=False,
     )
 
 

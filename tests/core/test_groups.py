@@ -227,6 +227,18 @@ def test_a_crash_that_comes_in_parts_is_still_one_event_and_counts_all():
     assert scene.incidents() == []
 
 
+def test_what_may_be_hardware_stays_a_gpus_own_though_its_job_crashes_for_it():
+    scene = wide()
+    scene.runs([0, 1], A)
+    crash(scene, {0: 7, 1: 8}, 45)
+    scene.tick()
+    scene.breaks(0, 7, severity=Severity.WARNING, **HARMLESS,
+                 evidence=(Evidence("xid", "xid", "Xid 74", 74.0),))  # fmt: skip
+    scene.tick()
+    own = [i for i in scene.incidents() if i.subject.kind is SubjectKind.GPU]
+    assert [i.gpu_uuid for i in own if i.severity is Severity.WARNING] == [uuid(0, 7)]
+
+
 def test_a_host_whose_gpus_all_fail_is_one_page_and_is_fenced_all_the_same():
     scene = Scene(nodes=8, per_node=8, spares=("node-7",))
     scene.runs([0], A)
@@ -583,7 +595,10 @@ def test_each_gpu_belongs_to_one_cause_at_most_and_a_lone_one_to_none(scene):
     assert len(rows) == len(set(rows))
     assert len({c.subject for c in out.causes}) == len(out.causes)
     for cause in out.causes:
-        assert len(cause.rows) >= groups.ALIKE_MIN
+        whole = cause.subject.kind is JOB and len(cause.rows) == sum(
+            w is not None and w.id == cause.subject.id for w in frame.workloads
+        )
+        assert len(cause.rows) >= (2 if whole else groups.ALIKE_MIN)
         assert all(frame.gpus[row].uuid in scene.bad for row in cause.rows)
     assert len(out.judgement.verdicts) == len(scene.bad)
     for after in out.judgement.verdicts:

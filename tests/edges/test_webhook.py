@@ -188,7 +188,7 @@ def test_the_order_is_as_the_protocol_says() -> None:
             "kind": "fault",
             "severity": "critical",
             "pattern": "off the bus",
-            "summary": "GPU of gpu-03: off the bus",
+            "summary": "GPU of gpu-03: off the bus: Xid 79: the GPU fell off the bus",
             "evidence": [
                 {
                     "kind": "xid",

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow
 
 SEEDS = (4, 7)
 HOURS = 3600.0
+JUDGED_H = {4: 7, 7: 9}  # so long that everything finds its place
 
 
 def kinds_of(seed):
@@ -23,7 +24,7 @@ def again(seed, what):
     kinds = ",".join(kinds_of(seed))
     return (
         f"{what}; again: python -m tests.bench.detection --no-smd --no-simple --seeds {seed} "
-        f"--learn-hours 4 --hours 7 --kinds {kinds}"
+        f"--learn-hours 4 --hours {JUDGED_H[seed]} --kinds {kinds}"
     )
 
 
@@ -33,15 +34,16 @@ def test_all_kinds_appear():
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda s: f"seed{s}")
 def test_faults_are_found_and_surprises_move_nothing(tmp_path, seed):
-    done = replayed(tmp_path, seed, kinds_of(seed), learn_s=4 * HOURS, replay_s=7 * HOURS)
+    judged_s = JUDGED_H[seed] * HOURS
+    done = replayed(tmp_path, seed, kinds_of(seed), learn_s=4 * HOURS, replay_s=judged_s)
     told = figures([done])
     missed = [e["kind"] for e in done["events"] if e["kind"] in faults.HARD and not e["found"]]
     assert not missed, again(seed, f"missed: {missed}")
-    assert told["recall_soft"] >= 0.6, again(seed, told)
-    assert not [a["near"] for a in done["wrong_moves"] if a["near"] in faults.APPLICATION], again(
-        seed, done["wrong_moves"]
-    )
-    assert len(done["unplayed"]) <= 3, again(seed, done["unplayed"])
+    assert told["recall_soft"] >= 0.85, again(seed, told)
+    assert told["precision"] >= 0.9, again(seed, told)
+    assert not done["wrong_moves"], again(seed, done["wrong_moves"])
+    assert not told["false_pages"], again(seed, told)
+    assert not done["unplayed"], again(seed, done["unplayed"])
 
 
 def report_of(*rows):
@@ -96,7 +98,7 @@ def truth(kind, minute=10, to=40, uuids=("a",), nodes=("n0",), job="j", mates=("
         (incident(56), truth("thermal"), "false"),
         (incident(12, "b"), truth("slow-10"), "false"),  # a mate of the culprit
         (incident(12, subject="job", id_="j"), truth("slow-10"), "true"),
-        (incident(12, subject="job", id_="j"), truth("thermal"), "false"),
+        (incident(12, subject="job", id_="j"), truth("thermal"), "told"),  # it is slower for that
         (incident(12, subject="host", id_="n0"), truth("psu", uuids=("a", "b")), "true"),
         (incident(12, "b"), truth("psu", uuids=("a", "b")), "true"),
         (incident(12, subject="host", id_="n0"), truth("thermal"), "false"),

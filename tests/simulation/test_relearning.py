@@ -62,12 +62,13 @@ class Site:
 
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory):
-    """Two quiet stretches, then one in which two GPUs run hot and slow nearly all the time."""
+    """Two quiet stretches, then one in which two GPUs are ill nearly all the time: of one, whose
+    clock throttles, nothing is learnt; the other, with slow memory, looks well to that check."""
     site = Site(tmp_path_factory.mktemp("relearning") / "site")
     first, second = site.learn(1.5), site.learn(1.5)
     sick = [site.busy()[k] for k in (1, -1)]
     spoilt = site.learn(
-        1.5, [(0.1, "inject", "thermal", sick[0]), (0.1, "inject", "clock", sick[1])]
+        1.5, [(0.1, "inject", "thermal", sick[0]), (0.1, "inject", "mem-clock", sick[1])]
     )
     return site, first, second, spoilt, sick
 
