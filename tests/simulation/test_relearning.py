@@ -231,7 +231,7 @@ def test_learn_writes_the_page_and_ends_with_a_finding_where_it_refuses(tmp_path
     assert "soft evidence makes tickets" in done.output
     assert "What normal looks like" in page.read_text()
     row = next(r for r, job in enumerate(site.fleet.workload.job_of) if job)
-    site.fleet.inject("clock", site.fleet.gpus[row].uuid)
+    site.fleet.inject("mem-clock", site.fleet.gpus[row].uuid)
     done = learn("--json")
     assert done.return_value == 1, done.output
     told = json.loads(done.stdout)
