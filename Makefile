@@ -9,9 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check
 ARGS ?=
-# Tests run side by side, a file at a time; with ARGS in one process, so that -s and -x work.
+# Tests run side by side, a file at a time and the long ones first; with ARGS in one process, so
+# that -s and -x work.
 JOBS ?= 2
-SIDE_BY_SIDE := -n $(JOBS) --dist loadfile
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo test check lint types rules generated lock clean
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tests.web.moment import Face
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+# Minutes each; then the rest of the tests against servers, then all others.
+LONG = ("test_kill.py", "test_demo.py", "test_outages.py", "test_backends.py", "test_every_kind.py")
 MAY_SKIP = ("data folder", "no GPU")  # words of the reasons that a machine is allowed to have
 
 
@@ -28,7 +30,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first: side by side, no process waits for one of them at the end."""
-    items.sort(key=lambda item: "/integration/" not in item.path.as_posix())
+
+    def rank(item: pytest.Item) -> int:
+        if item.path.name in LONG and item.path.parent.name in ("integration", "simulation"):
+            return LONG.index(item.path.name)
+        return len(LONG) + ("/integration/" not in item.path.as_posix())
+
+    items.sort(key=rank)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,13 +11,13 @@ from sentinel.lab import servers
 from sentinel.lab.remote_write import RemoteWriter
 from tests.bench.fleets import SyntheticFleet
 
-GPUS, SCRAPES, INTERVAL_S = 10_000, 4, 15.0
+GPUS, SCRAPES, INTERVAL_S = 5_000, 4, 15.0
 WARM, MEASURED = 1, 5
 AT_ONCE = (1, 2)
 
 
 def fill(url, now_s):
-    """Four scrapes of 10,000 GPUs x 20 metrics, which is what a tick reads."""
+    """Four scrapes of 5,000 GPUs x 20 metrics, which is what a tick reads."""
     fleet = SyntheticFleet(GPUS)
     labels = [{"__name__": key.name, **dict(key.labels)} for key in fleet.keys]
     with RemoteWriter(url) as writer:

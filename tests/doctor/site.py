@@ -64,6 +64,8 @@ def scrape_configs(jobs: Mapping[str, Sequence[Target]], address: str) -> list[d
     return [
         {
             "job_name": job,
+            # a slow exporter is given time in which a busy machine does not show
+            **({"scrape_interval": "4s", "scrape_timeout": "4s"} if _slow(targets) else {}),
             "static_configs": [
                 {
                     "targets": [address],
@@ -78,6 +80,10 @@ def scrape_configs(jobs: Mapping[str, Sequence[Target]], address: str) -> list[d
         }
         for job, targets in jobs.items()
     ]
+
+
+def _slow(targets: Sequence[Target]) -> bool:
+    return any(target.delay_s for target in targets)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ FLEETS = {
     "ahead": [Target("gpu-61:9400", dcgm(61, FULL), ahead_s=90.0)],
     "twice-a": [Target("gpu-71:9400", dcgm(71, FULL))],
     "twice-b": [Target("gpu-71:9400", dcgm(71, FULL))],
-    "gpu-slow": [Target("gpu-81:9400", dcgm(81, FULL), delay_s=0.9)],
+    "gpu-slow": [Target("gpu-81:9400", dcgm(81, FULL), delay_s=3.3)],
     'odd "job" (1+1)\\': [Target("gpu-91:1234", dcgm(91, FULL)), Target("gpu-92:1234", None)],
     "others": [Target("web-1:9100", lambda at_s: iter([("http_requests", {}, 1.0)]))],
     "gpu-sentinel": [

@@ -61,7 +61,7 @@ class Site(Stage):
 
     def slow_orders(self) -> None:
         """Answers take a moment and moves a while, so that many kills meet one under way."""
-        self._ask("PUT", "scheduler", "behaviour", {"accept_delay_s": 0.3, "run_s": 20.0})
+        self._ask("PUT", "scheduler", "behaviour", {"accept_delay_s": 0.3, "run_s": 10.0})
 
     def state(self) -> Control:
         """What the store says while no daemon runs."""
