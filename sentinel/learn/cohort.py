@@ -66,7 +66,15 @@ def fit(rows: Rows, *, deviant_for_s: float, span_s: float) -> tuple[Cohort, dic
     """The baseline of one GPU model, learnt over `span_s`, and the estimator's own evaluation
     of it."""
     temps = rows.values[:, [TEMP, MEM_TEMP]]
-    thermal = fit_thermal(rows.uuids, rows.gpu, rows.power_w, temps, span_s=span_s)
+    thermal = fit_thermal(
+        rows.uuids,
+        rows.gpu,
+        rows.power_w,
+        temps,
+        span_s=span_s,
+        at_s=rows.at_s,
+        spacing_s=rows.spacing_s,
+    )
     values = rows.values.copy()
     excess = thermal_excess(thermal, rows.gpu, rows.power_w, temps)[0]
     values[:, [TEMP, MEM_TEMP]] = np.maximum(excess, 0.0)

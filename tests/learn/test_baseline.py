@@ -160,6 +160,34 @@ class TestThermal:
         excess, _ = thermal_excess(model, np.array([0]), np.array([120.0]), idle)
         assert excess[0, 0] < 3.0
 
+    def minutely(self, loads_w, gpus=12, hours=24):
+        """Scrapes a minute apart of work whose power comes and goes in between: what a scrape
+        shows of it is not what has heated the sink."""
+        rng = np.random.default_rng(2)
+        n = 60 * hours
+        air = 24.0 + rng.normal(0, 2, gpus)
+        shown, temp = np.empty((gpus, n)), np.empty((gpus, n))
+        for g in range(gpus):
+            level = np.resize(np.repeat(loads_w[g % len(loads_w)], 240), n)
+            heated = level + rng.normal(0, 25, n)  # the mean since the last scrape
+            shown[g] = heated + rng.normal(0, 60, n)
+            temp[g] = air[g] + 0.06 * heated + rng.normal(0, 0.5, n)
+        gpu, at_s = np.repeat(np.arange(gpus), n), np.tile(60.0 * np.arange(n), gpus)
+        both = np.stack([temp.ravel(), np.full(gpus * n, np.nan)], axis=1)
+        uuids = tuple(f"GPU-{g}" for g in range(gpus))
+        return fit_thermal(
+            uuids, gpu, shown.ravel(), both, span_s=3600.0 * hours, at_s=at_s, spacing_s=60.0
+        )
+
+    def test_power_unseen_between_two_scrapes_does_not_flatten_the_slope(self):
+        model = self.minutely([[670.0], [640.0], [300.0], [70.0]])  # each GPU at one load all day
+        np.testing.assert_allclose(model.default_r[0], 0.06, atol=0.006)
+        np.testing.assert_allclose(model.r_c_per_w[0], 0.06, atol=0.012)
+
+    def test_one_load_on_every_gpu_leaves_the_slope_that_such_gpus_have(self):
+        model = self.minutely([[670.0]])
+        assert 0.05 < model.default_r[0] < 0.07
+
     def test_a_gpu_never_seen_is_judged_by_its_model_with_more_slack(self):
         model = self.fleet()
         at = np.array([[50.0 + 10.0, np.nan]])
