@@ -416,8 +416,8 @@ def fit_thermal(
         t_mean = np.bincount(own, t, g) / safe
         dp, dt = p - p_mean[own], t - t_mean[own]
         weight = np.minimum(1.0, independent / safe)
-        spp = np.bincount(own, dp * dp, g) * weight
-        spt = np.bincount(own, dp * dt, g) * weight
+        spp = np.bincount(own, dp * dp, g).astype(np.float64) * weight
+        spt = np.bincount(own, dp * dt, g).astype(np.float64) * weight
         unreal = np.bincount(own, err, g) * weight / np.maximum(spp, 1e-9)
         share = np.clip(1.0 - unreal, 0.0, 1.0)
         spt, spp = spt * share, spp * share**2  # slope: over what is real; worth: less what errs
