@@ -21,8 +21,9 @@ from sentinel.core.score import (
     score_rows,
     thermal_excess,
 )
-from sentinel.learn.baseline import DensityBaseline, fit_thermal
+from sentinel.learn.baseline import DensityBaseline
 from sentinel.learn.calibrate import Series
+from sentinel.learn.thermal import fit_thermal
 
 MAX_ROWS: Final = 300_000  # rows scored for calibration: whole hosts, evenly spread
 _CODES: Final = 10_000_000  # more GPUs, hosts or jobs than any one cohort has

@@ -6,7 +6,8 @@ from sentinel.core.features import FEATURES, INDEX
 from sentinel.core.frame import Samples, SeriesKey
 from sentinel.core.score import GPU_SPACE, Cohort
 from sentinel.core.verdict import Bundle
-from sentinel.learn.baseline import DensityBaseline, fit_thermal
+from sentinel.learn.baseline import DensityBaseline
+from sentinel.learn.thermal import fit_thermal
 
 MODEL = "NVIDIA H100 80GB HBM3"
 # (field, level, spread): 20 metrics per GPU

@@ -11,7 +11,7 @@ from sentinel.core.features import FEATURES, INDEX
 from sentinel.core.score import GPU_SPACE, Cohort, Density
 from sentinel.core.verdict import Bundle, Settings, Watch
 from sentinel.data import load_catalog
-from sentinel.learn.baseline import fit_thermal
+from sentinel.learn.thermal import fit_thermal
 
 CATALOG = load_catalog()
 METRICS = (

@@ -11,7 +11,7 @@ from sentinel.core.score import GPU_SPACE, Cohort, Density
 from sentinel.core.verdict import Bundle
 from sentinel.edges import bundle as bundles
 from sentinel.errors import StateError
-from sentinel.learn.baseline import fit_thermal
+from sentinel.learn.thermal import fit_thermal
 
 
 def made(seed=0, grid_s=60.0):

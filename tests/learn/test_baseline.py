@@ -6,7 +6,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from sentinel.core.features import FEATURES, INDEX, NAMES
 from sentinel.core.score import GPU_SPACE, score_rows, shared_shift, thermal_excess
-from sentinel.learn.baseline import DensityBaseline, fit_thermal
+from sentinel.learn.baseline import DensityBaseline
+from sentinel.learn.thermal import fit_thermal
 
 FLOORS = np.array([f.floor * (1000.0 if f.relative else 1.0) for f in FEATURES])
 

@@ -9,8 +9,8 @@ from sentinel.core.features import FEATURES, INDEX
 from sentinel.core.score import GPU_SPACE, Cohort
 from sentinel.core.verdict import Bundle, Settings, Watch
 from sentinel.data import load_catalog
-from sentinel.learn.baseline import fit_thermal
 from sentinel.learn.detector import Detector
+from sentinel.learn.thermal import fit_thermal
 
 GRID_S = 60.0
 METRICS = (
