@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from sentinel.core.domain import Floats, Frame
+from sentinel.core.domain import Bools, Floats, Frame
 from sentinel.core.features import INDEX
 from sentinel.core.score import Scores
 
@@ -20,8 +20,9 @@ _WANTED: Final = 0.95  # normal power at this share of the limit or above: the l
 _REACHED: Final = 0.92  # and this share of it drawn, pauses between steps included
 _MOSTLY: Final = 0.5  # of the time
 # Part of the power is drawn at any clock, so that near the cap a clock may fall by more than the
-# power does; a clock that is low while the power stays has another cause.
-_CLOCK_PER_POWER: Final = 1.6
+# power does, and what both normally are is known no better than that; a clock that is low while
+# the power stays has another cause.
+_CLOCK_PER_POWER: Final = 2.5
 _FED: Final = 0.02  # of the clock: less is noise
 _POWER, _CLOCK, _CAPPED = INDEX["power"], INDEX["sm_clock"], INDEX["power_capped"]
 
@@ -32,6 +33,14 @@ def power_limits(frame: Frame) -> Floats:
         return np.full(len(frame.gpus), np.nan)
     limits: Floats = frame.values[:, frame.metrics.index("power_limit_w")]
     return limits
+
+
+def capped(share: Floats) -> Bools:
+    """Whether each GPU says that a power limit in software holds its clock most of the time
+    [gpus]; `share` is the part of the time, NaN = it does not say. What it cannot reach for want
+    of power is the limit's doing: its pace makes tickets and never acts. A clock that hardware
+    or heat holds is told by other bits."""
+    return np.asarray(np.nan_to_num(share) > _MOSTLY)
 
 
 def excused(scores: Scores, limit_w: Floats) -> Scores:
@@ -47,7 +56,7 @@ def excused(scores: Scores, limit_w: Floats) -> Scores:
         lacks_power = 1.0 - power / expected
         lacks_clock = 1.0 - scores.values[:, _CLOCK] / scores.expected[:, _CLOCK]
         fed = np.isnan(lacks_clock) | (lacks_clock <= _CLOCK_PER_POWER * lacks_power + _FED)
-        held |= np.isnan(limit_w) & (scores.values[:, _CAPPED] > _MOSTLY) & fed
+        held |= np.isnan(limit_w) & capped(scores.values[:, _CAPPED]) & fed
         lower = scores.values < scores.expected
     out = np.zeros_like(scores.contribution, dtype=bool)
     for column in (_POWER, _CLOCK):

@@ -21,6 +21,7 @@ from sentinel.core.domain import (
     Evidence,
     FaultPattern,
     Frame,
+    Ints,
     Judgement,
     Kind,
     Presence,
@@ -30,10 +31,10 @@ from sentinel.core.domain import (
 from sentinel.core.evidence import RANK, Finding, HardWatch
 from sentinel.core.features import FEATURES, INDEX, MEM_TEMP, TEMP, Features, Window
 from sentinel.core.groups import read_traits
-from sentinel.core.limited import excused, power_limits
+from sentinel.core.limited import capped, excused, power_limits
 from sentinel.core.live import LiveScores
 from sentinel.core.patterns import Book
-from sentinel.core.peers import ALIKE, STRAGGLER, Peers, PeerWatch
+from sentinel.core.peers import ALIKE, STRAGGLER, Peers, PeerWatch, Why
 from sentinel.core.residuals import OTHERS
 from sentinel.core.score import Cohort, Scores, empty_scores
 from sentinel.core.symptoms import Symptoms
@@ -54,6 +55,9 @@ _PAGES: Final = np.array(
         )
     ]
 )
+# nor do the clock and power of a GPU that a limit in software holds back
+_PAGES_CAPPED: Final = np.setdiff1d(_PAGES, [INDEX["power"], INDEX["sm_clock"]])
+_CAPPED: Final = INDEX["power_capped"]
 _CODE: Final = {
     Kind.DEVIANT: domain.DEVIANT,
     Kind.FAULT: domain.FAULT,
@@ -131,6 +135,7 @@ class Watch:
             else empty_scores(len(frame.gpus))
         )
         scores = excused(scores, power_limits(frame))
+        held_down = capped(features.values[:, _CAPPED]) | capped(scores.values[:, _CAPPED])
         self.features, self.scores = features, scores
         kinds = np.zeros(len(frame.gpus), dtype=np.int8)
         silent = np.isin(frame.presence, (Presence.HOST_SILENT, Presence.FROZEN))
@@ -142,10 +147,11 @@ class Watch:
         kinds[outside & ~settled] = domain.UNKNOWN  # neither healthy nor evidence: time stands
         peers = self.peers.look(frame, features, self.settings.settle_s)
         for row in np.flatnonzero(outside & settled).tolist():
-            soft = self._soft(frame, row, features, scores, bundle)
-            verdicts[row] = soft
+            pages = _PAGES_CAPPED if held_down[row] else _PAGES
+            verdicts[row] = self._soft(frame, row, features, scores, bundle, pages)
         for row in np.flatnonzero(peers.score > 1.0).tolist():
-            mine = self._peers(frame, row, peers, bundle)
+            limited = held_down[row] and peers.why[row] == Why.LOW_CLOCK
+            mine = self._peers(frame, row, peers, bundle, acts=not limited)
             known = verdicts.get(row)
             verdicts[row] = _both(known, mine, self.book) if known else mine
         odd = (outside & settled) | (peers.score > 1.0)
@@ -173,10 +179,12 @@ class Watch:
         traits = read_traits(frame, scores, self.symptoms.brakes(), bool(ordered))
         return Judgement(kinds, score, ordered, resets, certified, peers.jobs, traits)
 
-    def _peers(self, frame: Frame, row: int, peers: Peers, bundle: Bundle | None) -> Verdict:
-        """What the mates alone say of a GPU."""
+    def _peers(
+        self, frame: Frame, row: int, peers: Peers, bundle: Bundle | None, acts: bool
+    ) -> Verdict:
+        """What the mates alone say of a GPU. `acts` is whether it may page."""
         score = float(peers.score[row])
-        page = bool(peers.acts[row]) and score >= self.settings.page_score
+        page = acts and bool(peers.acts[row]) and score >= self.settings.page_score
         evidence = self.peers.explain(row, peers, frame.at_s)
         shared = self.peers.alike(row, peers)
         if shared:
@@ -212,14 +220,15 @@ class Watch:
         features: Features,
         scores: Scores,
         bundle: Bundle | None,
+        pages: Ints,
     ) -> Verdict:
-        """Corrected errors are a ticket at most: they move no work."""
+        """`pages` are the features that may page: corrected errors never do, they move no work."""
         score = float(scores.score[row])
         share = scores.contribution[row]
         top = [int(f) for f in np.argsort(-share)[:_SHOWN] if share[f] > 0.05 * score]
         evidence = tuple(_explain(f, row, features, scores, frame.at_s) for f in top)
         evidence += self.symptoms.throttling(row, frame.at_s)
-        page = bool(np.sqrt(score * share[_PAGES].sum()) >= self.settings.page_score)
+        page = bool(np.sqrt(score * share[pages].sum()) >= self.settings.page_score)
         return Verdict(
             gpu=frame.gpus[row],
             kind=Kind.DEVIANT,

@@ -139,6 +139,23 @@ def test_just_outside_makes_a_ticket_and_may_not_act():
     assert not verdict.may_move
 
 
+@pytest.mark.parametrize("baseline", [True, False])
+def test_a_clock_that_a_power_limit_in_software_holds_makes_a_ticket(baseline):
+    """At its usual power with the limit's bit set: no fault that a move would mend."""
+    slow = {"sm_clock_mhz": {3: 1350.0}}
+    (free,) = judged(baseline=baseline, **slow).verdicts
+    assert (free.severity, free.may_move) == (Severity.CRITICAL, True)
+    (held,) = judged(baseline=baseline, **slow, throttle_reasons={3: 0x4}).verdicts
+    assert (held.severity, held.may_fence, held.may_move) == (Severity.WARNING, False, False)
+
+
+@pytest.mark.parametrize("changes", [{"temp_c": {3: 84.0}}, {"throttle_reasons": {3: 0x84}}])
+def test_what_a_power_limit_cannot_explain_pages_beside_it(changes):
+    held = {"throttle_reasons": {3: 0x4}} | changes
+    (verdict,) = judged(sm_clock_mhz={3: 1350.0}, **held).verdicts
+    assert (verdict.severity, verdict.may_move) == (Severity.CRITICAL, True)
+
+
 def test_without_a_baseline_hard_evidence_and_mates_speak():
     assert judged(baseline=False, temp_c=dict.fromkeys(range(8), 71.0)).verdicts == ()
     (verdict,) = judged(baseline=False, temp_c={3: 95.0}).verdicts
