@@ -89,6 +89,8 @@ def test_an_injected_fault_is_found_on_its_gpu_and_nothing_else(configure, base_
     assert incident["would_migrate"] is hard
     assert incident["severity"] == ("critical" if hard else "warning")
     page = not hard and incident["score"] >= DetectionSection().page_score
+    # t3 runs at its power limit, whose bit stays set in the copy: such a clock pages nobody
+    page &= (name, fault) != ("t3", "clock")
     assert ("not certified" in incident["withheld"]) is page
     assert {"ramp": "deviant", "clock": "deviant", "xid": "fault", "vanish": "lost"}[
         fault
