@@ -122,6 +122,9 @@ def attribute(fleet: Fleet, judgement: Judgement, standing: Standing, cluster: s
     found += sides.causes()
     joined = _joined(c for c in found if c.subject.kind is not SubjectKind.FLEET)
     joined = _above(joined, fleet, judgement, standing, cluster)
+    whole = next((c for c in found if c.subject.kind is SubjectKind.FLEET), None)
+    if whole is not None:  # speaks for its GPUs as long as it lasts, also when it is no news
+        joined = _joined((*joined, whole))
     owner = {row: place for place, cause in enumerate(joined) for row in cause.rows}
     fleet_subject = Subject(SubjectKind.FLEET, cluster)
     wide = fleet_subject in standing or any(c.subject == fleet_subject for c in joined)

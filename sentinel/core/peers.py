@@ -59,6 +59,7 @@ SLOW_JOB: Final = "job slower than before"
 _SLACK: Final = 0.3  # of the edge that its own change may lack
 _MORE_WORK: Final = 0.05  # activity of its own that grew by so much: it is asked to do more
 _POWER_FELL: Final = -0.02  # a clock that is low for a fault draws less
+_MORE_POWER: Final = 0.10  # than its mates: of GPUs with loads of their own it does more work
 _LESS_WORK: Final = -0.10  # activity below its mates' by so much: it does less, or waits itself
 _UTIL_LESS: Final = 0.10
 _AT_WORK: Final = 0.3  # utilisation: below it clocks may rest between requests
@@ -246,6 +247,7 @@ class PeerWatch:
         grown = (seen.c - np.maximum(np.nan_to_num(seen.pace), 0.0))[[*ACT, POWER]]
         more = np.nan_to_num(grown[:3], nan=-np.inf).max(axis=0) > _MORE_WORK
         more &= in_step & ~(grown[3] < _POWER_FELL)
+        more |= ~in_step & (np.nan_to_num(seen.d[POWER]) > _MORE_POWER)
         unsure = ~told & (np.nan_to_num(seen.capped, nan=1.0) > 0.5) & ~(grown[3] < _POWER_FELL)
         asked: Bools = ~(less | more | unsure)
         return asked

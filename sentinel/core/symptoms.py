@@ -41,6 +41,10 @@ _BUSY: Final = 0.9  # GPU_UTIL from which on a GPU says that it works
 _NOTHING: Final = 0.03  # activity below this is none: a collective that waits shows more
 _WORKED: Final = 0.1  # activity from which on a GPU has worked in this job ...
 _WORKED_S: Final = 600.0  # ... and for so long, before standing still is odd
+# Without activity metrics power tells: a kernel that spins draws little more than an idle GPU,
+# and work that waits for others, or decodes for few, more than this share of what it drew before.
+_DRAWS_NOTHING: Final = 0.35
+_HANG_BY_POWER_S: Final = 900.0  # and it is the weaker word of the two
 _HANG_S: Final = 300.0  # work that waits for data or writes a checkpoint shows no utilisation
 _LINK_BUSY_S: Final = 300.0  # a link that idles saves power at a lower generation
 _LINKS: Final = ("pcie_link_width", "pcie_link_gen")
@@ -90,6 +94,7 @@ class Symptoms:
         activity = _highest([values(name) for name in _ACTIVITY])
         util = values("gpu_util_ratio")
         out = self._hangs(frame, util, activity, dt_s)
+        out += self._spins(frame, util, activity, values("power_w"), dt_s)
         busy = (np.nan_to_num(util) > 0.1) | (np.nan_to_num(activity) > 0.1)
         for k, name in enumerate(_LINKS):
             if name in column:
@@ -140,6 +145,33 @@ class Symptoms:
             )
             evidence = Evidence(
                 "hang", "gpu_util_ratio", text, float(activity[row]), _WORKED, "", 0.0, frame.at_s
+            )
+            out.append(_ticket(row, "hang", evidence, Kind.DEVIANT))
+        return out
+
+    def _spins(
+        self, frame: Frame, util: Floats, activity: Floats, power_w: Floats, dt_s: float
+    ) -> list[Finding]:
+        """The same where no activity is known: full utilisation at a fraction of the power that
+        the same work drew at full utilisation before."""
+        state = self._state
+        known = np.isfinite(util) & np.isfinite(power_w) & np.isnan(activity)
+        busy = known & (util >= _BUSY)
+        low = busy & (power_w < _DRAWS_NOTHING * state[_DREW]) & (state[_DRAWN] >= _WORKED_S)
+        works = busy & ~low
+        weight = np.where(works, dt_s / np.maximum(np.minimum(state[_DRAWN], _SPAN_S) + dt_s, 1), 0)
+        state[_DREW] += weight * np.where(works, power_w - state[_DREW], 0.0)
+        state[_DRAWN] += np.where(works, dt_s, 0.0)
+        state[_SPUN] = np.where(low, state[_SPUN] + dt_s, np.where(known, 0.0, state[_SPUN]))
+        out = []
+        for row in map(int, self._own(np.flatnonzero(low & (state[_SPUN] >= _HANG_BY_POWER_S)))):
+            minutes, drew_w = state[_SPUN, row] / 60.0, float(state[_DREW, row])
+            text = (
+                f"GPU utilisation {util[row]:.0%} at {power_w[row]:.0f} W for {minutes:.0f} min, "
+                f"though it drew {drew_w:.0f} W earlier in this job"
+            )
+            evidence = Evidence(
+                "hang", "power_w", text, float(power_w[row]), drew_w, "W", 0.0, frame.at_s
             )
             out.append(_ticket(row, "hang", evidence, Kind.DEVIANT))
         return out
@@ -259,7 +291,7 @@ class Symptoms:
 # rows of the state, [rows, gpus]
 _REASON: Final = 0
 _WORK: Final = _REASON + len(_REASONS)
-_DID, _STOOD, _ROOMY, _FILLED = range(_WORK + 1, _WORK + 5)
+_DID, _STOOD, _DREW, _DRAWN, _SPUN, _ROOMY, _FILLED = range(_WORK + 1, _WORK + 8)
 _LINK: Final = _FILLED + 1  # of each: the best under work, and how long it has been slower
 _ERROR: Final = _LINK + 2 * len(
     _LINKS

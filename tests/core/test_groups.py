@@ -518,6 +518,27 @@ def test_one_job_of_many_gpus_is_not_the_fleet():
     assert not scene.control.breaker.latched
 
 
+@pytest.mark.parametrize("released", [False, True])
+def test_what_the_whole_fleet_shares_is_told_once_for_as_long_as_it_lasts(released):
+    """A clock that was set for all stays set: once it is no news, it is still not 64 faults."""
+    scene = Scene(nodes=8, per_node=8, spares=("node-7",))
+    deviate(scene, dict.fromkeys(range(8), 8), "pace", 5.0)
+    scene.ticks(16)
+    (event,) = [i for i in scene.incidents() if i.fires]
+    assert event.subject.kind is FLEET
+    assert scene.control.breaker.latched
+    if released:
+        scene.tick(commands=[scene.command(CommandKind.RELEASE, event.id)])
+    scene.tick(commands=[scene.command(CommandKind.RESET_BREAKER)])
+    scene.ticks(300)  # 75 minutes
+    assert {i.subject.kind for i in scene.incidents() if i.fires} == {FLEET}
+    assert not scene.posts
+    scene.control = replace(scene.control, breaker=replace(scene.control.breaker, latched=False))
+    scene.breaks(4, 1)
+    scene.tick()
+    assert [scene.control.migrations[op].node for op in scene.posts] == ["node-4"]
+
+
 def test_one_hot_node_and_a_fault_elsewhere_do_not_hold_each_other_up():
     scene = Scene(nodes=8, per_node=8, spares=("node-7",), limits=replace(ROOMY, fleet_hold_gpus=8))
     deviate(scene, {0: 8})

@@ -13,7 +13,7 @@ from sentinel.core.grouping import Grouping
 from sentinel.core.peers import ABSTAINS, SLOW_JOB, STRAGGLER, Why
 from sentinel.core.verdict import Settings, Watch
 from sentinel.data import load_catalog
-from tests.core.training import CLOCK, METRICS, Job, Seat, frame_of
+from tests.core.training import CLOCK, METRICS, POWER, Job, Seat, frame_of
 from tests.integration.recordings import h100
 
 # ticks until a deviation that began at once is confirmed: 8 ticks, at least 30 s
@@ -175,6 +175,25 @@ def test_replicas_with_loads_of_their_own_are_compared_by_their_clocks_alone():
     assert seat.words == []
     seat.run(40, clock={1: 0.88})
     assert {row for _, row, _ in seat.words} == {1}
+
+
+@pytest.mark.parametrize("prof", [True, False])
+def test_heavy_work_among_light_is_no_slow_gpu(prof):
+    """Under its power cap a clock is lower; it draws more for it, and a slow GPU less."""
+    job = Job(16, seed=2, in_step=False, load=0.5, prof=prof)
+    seat = Seat(job).run(200)
+    assert seat.words == []
+    frame = job.values
+
+    def heavy():
+        values = frame()
+        values[1, CLOCK], values[1, POWER], values[1, 0] = 1740.0, 695.0, 1.0
+        values[:, METRICS.index("throttle_reasons")] = np.nan  # not in the exporters' own list
+        return values
+
+    job.values = heavy
+    seat.run(60)
+    assert seat.words == []
 
 
 def test_jobs_side_by_side_are_not_compared():

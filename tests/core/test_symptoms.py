@@ -23,7 +23,9 @@ BUSY = {
     "nvlink_replay_errors": 3.0,
     "nvlink_recovery_errors": 2.0,
     "nvlink_recovery_failed": 0.0,
+    "power_w": 600.0,
 }
+BLIND = dict.fromkeys(("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"), np.nan)
 NAMES = tuple(BUSY)
 STUCK = {"sm_active_ratio": 0.007, "tensor_active_ratio": 0.0, "dram_active_ratio": 0.002}
 WAITS = {"sm_active_ratio": 0.11, "tensor_active_ratio": 0.0, "dram_active_ratio": 0.005}
@@ -102,6 +104,31 @@ def test_without_labels_the_node_stands_for_the_job():
     assert fleet.ticks(10, range(4), **STUCK) == []
     fleet.ticks(2)
     only(fleet.ticks(6, [1], **STUCK), 1, "hang", "gpu_util_ratio")
+
+
+def test_where_no_activity_is_known_power_tells_a_hang():
+    fleet = Fleet()
+    assert fleet.ticks(20, range(8), **BLIND) == []
+    seen = []
+    for minute in range(20):
+        fleet.tick(range(8), **BLIND)  # and none of it from one low moment
+        fleet.ticks(1, range(8), **BLIND, power_w=600.0 if minute % 2 else 130.0)
+        seen += fleet.tick([3], **BLIND)
+    assert seen == []
+
+    def hung(minutes, rows, watts):
+        for _ in range(round(60 * minutes / TICK_S)):
+            power = np.where(np.isin(np.arange(8), rows), watts, 600.0)
+            out = fleet.tick(range(8), **BLIND, power_w=power)
+        return out
+
+    assert hung(14, [3], 130.0) == []
+    found = only(hung(2, [3], 130.0), 3, "hang", "power_w")
+    assert "at 130 W" in found.evidence.text
+    assert "600 W earlier" in found.evidence.text
+    assert hung(1, [], 130.0) == []
+    assert hung(30, [3], 260.0) == []  # lighter work, or one that waits
+    assert hung(30, range(8), 130.0) == []  # the whole job: its own matter
 
 
 def test_a_gpu_that_never_worked_in_this_job_does_not_hang(fleet):
