@@ -27,7 +27,7 @@ from sentinel.core.domain import (
     Verdict,
     Workload,
 )
-from sentinel.core.patterns import Book, stronger
+from sentinel.core.patterns import Book, Signature, stronger
 from sentinel.core.policy import Times
 
 RESEND_S: Final = 900.0  # how long a resolved alert is told again
@@ -152,10 +152,15 @@ def opened(
 
 
 def _likened(incident: Incident, verdict: Verdict, book: Book | None) -> Incident:
-    """With the signature that its reasons have shown so far, and the name that goes with it."""
+    """With the signature that its reasons have shown so far, and the name that goes with it.
+    Nothing that a suspicion of soft evidence showed on its way is kept: while means still
+    fill with the new state, what moves last looks as if it stayed behind."""
     if book is None:
         return incident
-    seen = stronger(incident.signature, book.signature(verdict.evidence))
+    seen: Signature = book.signature(verdict.evidence)
+    begins = incident.phase is IncidentPhase.SUSPECTED and verdict.kind is Kind.DEVIANT
+    if not begins or incident.kind is not Kind.DEVIANT:
+        seen = stronger(incident.signature, seen)
     return named(replace(incident, signature=seen), book)
 
 

@@ -46,6 +46,9 @@ SCHEMA: Final = 1  # of the dimensions: one may be added, none changes its meani
 NEAR: Final = 0.5
 _FULL_UNITS: Final = 3.0  # units of a feature's floor at which a deviation counts in full
 _FULL_THROTTLE: Final = 0.35  # share of the time, the floor of the throttling feature
+_HEAT: Final = frozenset({"temp_c", "mem_temp_c"})
+_HEAT_SHARE: Final = 0.2  # of the whole deviation: less of it comes along and is no cause
+_AIR_C: Final = 30.0  # about what a GPU without power would be at
 _NAMED: Final = 0.4  # of the strongest dimension: less does not show in a name
 _PAST_KEPT: Final = 64
 
@@ -116,8 +119,11 @@ Signature = Mapping[str, float]  # dimension -> -1..1; what did not move is left
 
 def signature(evidence: Iterable[Evidence], xids: Mapping[int, str]) -> dict[str, float]:
     """The signature of these reasons; `xids` gives the dimension of an Xid's code."""
+    every = tuple(evidence)
     out: dict[str, float] = {}
-    for e in evidence:
+    for e in every:
+        if e.kind == "density" and e.metric in _HEAT and not _is_heat(e, every):
+            continue
         name, strength = _read(e, xids)
         if name and abs(strength) > abs(out.get(name, 0.0)):
             out[name] = round(strength, 3)
@@ -136,6 +142,22 @@ def _read(e: Evidence, xids: Mapping[int, str]) -> tuple[str, float]:
     if e.kind in _SYMPTOMS:
         return e.kind, 1.0
     return _HARD.get((e.kind, e.metric), ""), 1.0
+
+
+def _is_heat(e: Evidence, every: tuple[Evidence, ...]) -> bool:
+    """Whether a deviating temperature is heat of its own. A GPU whose power fell within seconds
+    is still as warm as its former power made it: above what its power of now explains, below
+    what its power of before did. Newton's law of cooling, from the air's temperature up."""
+    density = [x for x in every if x.kind == "density"]
+    if e.value is None or e.expected is None or e.value < e.expected:
+        return True
+    if e.contribution < _HEAT_SHARE * sum(x.contribution for x in density):
+        return False
+    usual_c = e.expected
+    for x in density:
+        if x.metric == "power_w" and x.value and x.expected and 0.0 < x.value < x.expected:
+            usual_c += max(e.expected - _AIR_C, 0.0) * (x.expected / x.value - 1.0)
+    return e.value > usual_c
 
 
 def _deviation(e: Evidence) -> float:

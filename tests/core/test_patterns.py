@@ -13,6 +13,7 @@ from sentinel.core.domain import (
     CommandKind,
     Evidence,
     FaultPattern,
+    IncidentPhase,
     Kind,
     Past,
     PatternState,
@@ -269,10 +270,19 @@ def only(scene):
     return incident
 
 
+def until_confirmed(scene):
+    for _ in range(20):
+        scene.tick()
+        if only(scene).phase is not IncidentPhase.SUSPECTED:
+            return
+    raise AssertionError("never confirmed")
+
+
 def test_hot_first_and_throttled_later_is_one_name(scene):
     breaks(scene, HOT)
     scene.tick()
     assert only(scene).pattern == "overheating"
+    until_confirmed(scene)
     breaks(scene, HOT, MEM_HOT, THROTTLED, BY_HEAT, SLOW)
     scene.tick()
     breaks(scene, SLOW)  # cooler again, and still slow
@@ -284,6 +294,35 @@ def test_hot_first_and_throttled_later_is_one_name(scene):
     )
     assert incident.signature["temp"] == 1.0
     assert incident.distance == 0.0
+
+
+def test_what_a_suspicion_showed_on_its_way_is_not_kept(scene):
+    breaks(scene, HOT, SLOW)
+    scene.tick()
+    assert only(scene).phase is IncidentPhase.SUSPECTED
+    breaks(scene, SLOW)
+    until_confirmed(scene)
+    assert (only(scene).pattern, "temp" in only(scene).signature) == ("low SM clock", False)
+
+
+COOLING = density("temp_c", 62.0, 50.0)  # its power fell by half: 70 degrees would be explained
+HALVED = density("power_w", 300.0, 600.0)
+OVEN = density("temp_c", 90.0, 66.0)  # more than any former power would explain
+
+
+@pytest.mark.parametrize(
+    ("evidence", "hot"),
+    [
+        ([COOLING, HALVED, SLOW], False),
+        ([density("temp_c", 75.0, 50.0), HALVED, SLOW], True),
+        ([COOLING, SLOW], True),  # nothing says that its power was another
+        ([replace(OVEN, contribution=0.4), SLOW, WEAK], False),  # comes along, is no cause
+        ([replace(OVEN, contribution=0.6), SLOW, WEAK], True),
+        ([density("temp_c", 45.0, 60.0), SLOW], True),  # too cold is said whatever its power
+    ],
+)
+def test_warmth_of_a_former_power_is_no_heat(evidence, hot):
+    assert ("temp" in signature(evidence, BOOK.xids)) is hot
 
 
 def test_what_is_novel_says_so(scene):
