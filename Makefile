@@ -69,7 +69,7 @@ LOCKER ?= pip-compile
 lock:
 	echo "setuptools>=68" > build.in
 	$(LOCKER) --quiet --generate-hashes --allow-unsafe --no-emit-options --no-header \
-		--strip-extras --no-annotate --extra dev --extra lab -o requirements.lock setup.cfg build.in
+		--strip-extras --no-annotate --extra dev --extra lab --extra postgres --extra kubernetes -o requirements.lock setup.cfg build.in
 	rm build.in
 	sed -i '1i # Every dependency of the program, the lab and the development tools, pinned with hashes.\n# Made from setup.cfg by `make lock`; installed by `make` with --require-hashes.' requirements.lock
 

@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, PrivateAttr
@@ -57,9 +57,6 @@ from sentinel.core.policy import Budget, Limits, Policy, Times
 from sentinel.data import load_catalog
 from sentinel.edges.alertmanager import Target
 from sentinel.errors import ConfigError
-
-if TYPE_CHECKING:
-    from sentinel.edges.hooks.webhook import WebhookHook
 
 _MIN_TOKEN: Final = 16
 
@@ -284,21 +281,9 @@ class Config(Section):
         tls = self._tls("alertmanager.ca_file", section.ca_file)
         return tuple(Target(url, user, password, token, tls) for url in section.urls)
 
-    def make_hook(self) -> WebhookHook:
-        """The scheduler's hook. Raises ConfigError when hook.url or its secret is missing."""
-        from sentinel.edges.hooks.webhook import WebhookHook
-
-        hook = self.hook
-        if not hook.url:
-            raise ConfigError(f"{self._path or 'configuration'}: hook.url: is required")
-        return WebhookHook(
-            hook.url,
-            self.hook_secret(),
-            external_url=self.external_url(),
-            timeout_s=hook.timeout_s,
-            tls=self._tls("hook.ca_file", hook.ca_file),
-            checkpoint=(hook.checkpoint_mode, hook.checkpoint_grace_s),
-        )
+    def hook_tls(self) -> ssl.SSLContext | None:
+        """Whom the hook trusts; None: the system's certificates. Raises ConfigError."""
+        return self._tls("hook.ca_file", self.hook.ca_file)
 
     # ---- secrets ---------------------------------------------------------------------
 

@@ -47,15 +47,17 @@ from sentinel.core.domain import (
     SubjectKind,
 )
 from sentinel.core.frame import Telemetry
+from sentinel.core.scheduler import View
 from sentinel.core.step import Inputs, housekeep, resume, step
 from sentinel.core.verdict import Bundle, Watch
 from sentinel.data import load_models
 from sentinel.edges import bundle as bundles
 from sentinel.edges import logs, patterns, systemd
 from sentinel.edges.alertmanager import Alertmanagers
-from sentinel.edges.hooks.webhook import WebhookHook
+from sentinel.edges.hooks import open_hook, open_source
 from sentinel.edges.outbox import Outbox
 from sentinel.edges.store import Store
+from sentinel.edges.views import Views
 from sentinel.errors import ConfigError, DependencyError, SentinelError, StateError
 from sentinel.web.app import create_app
 from sentinel.web.server import Server
@@ -91,6 +93,8 @@ class Daemon:
         self._bundle: Bundle | None = None
         self._refused: bundles.Refusal | None = None
         self._outbox = _outbox(config, self._store)
+        source = open_source(config)
+        self._views = None if source is None else Views(source)
         self._alertmanagers = Alertmanagers(
             config.alertmanager_targets(), timeout_s=config.alertmanager.timeout_s
         )
@@ -155,6 +159,8 @@ class Daemon:
             self._learner.wait()
         if self._outbox is not None:
             self._outbox.close()
+        if self._views is not None:
+            self._views.close()
         self._alertmanagers.close()
         self._store.close()
 
@@ -197,6 +203,7 @@ class Daemon:
             policy=self._policy,
             models=self._models,
             learnt=self._learnt,
+            scheduler=self._heard(frame),
         )
         done = step(self._control, self._watch, self._bundle, inputs, now)
         # The step holds in memory even if the disk refuses it (evidence is not seen twice),
@@ -215,6 +222,13 @@ class Daemon:
         if self._asked and self._learner is None:
             self._asked = False
             self.learn(patterns_only=True)
+
+    def _heard(self, frame: Frame) -> View | None:
+        """What the scheduler said last; a new answer is asked for meanwhile."""
+        if self._views is None:
+            return None
+        self._views.ask({gpu.node for gpu in frame.gpus})
+        return self._views.latest
 
     def _pull(self, now: float) -> Frame:
         deadline_s = self.config.tick_deadline_s()
@@ -480,16 +494,8 @@ def run_daemon(config: Config) -> int:
 
 def _outbox(config: Config, store: Store) -> Outbox | None:
     """The way to the scheduler; None where none is configured, or none may be called."""
-    secret = config.hook_secret()
-    if not config.hook.url or config.mode != "act" or secret is None:
-        return None
-    hook = WebhookHook(
-        config.hook.url,
-        secret,
-        external_url=config.external_url(),
-        timeout_s=config.hook.timeout_s,
-    )
-    return Outbox(hook, store)
+    hook = open_hook(config) if config.mode == "act" else None
+    return None if hook is None else Outbox(hook, store)
 
 
 def _schedule(daemon: Daemon, config: Config) -> BackgroundScheduler:

@@ -111,6 +111,9 @@ def _why_not_leave(
         return found if isinstance(found, Reason) else _fits(plan, found)
 
     def backups(_: Need) -> tuple[Backup, ...] | Reason:
+        closed = guards.closed_nodes(facts) & {b.node for b in plan.backups}
+        if closed:
+            return Reason("no_backup", f"{min(closed)} takes no work now, says the scheduler")
         return placement.still_free(plan.backups, fleet) or plan.backups
 
     return guards.why_not_move(incident, need, backups, ledger.view(), facts, own=plan)
@@ -234,7 +237,7 @@ def _move(
     found: list[tuple[Need, tuple[Backup, ...]]] = []
 
     def backups(need: Need) -> tuple[Backup, ...] | Reason:
-        avoid = _refused_by(incident, ledger)
+        avoid = _refused_by(incident, ledger) | guards.closed_nodes(facts)
         answer = placement.place(need, fleet, ledger.view(), facts.policy, models, avoid=avoid)
         if not isinstance(answer, Reason):
             found.append((need, answer))

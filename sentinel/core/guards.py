@@ -3,7 +3,8 @@
 Decides what is forbidden; never what is wanted. Each guard returns a readable reason or
 None. The order is fixed, so that the same situation always gives the same answer:
 stopped by a person or the mode - breaker - telemetry - too much at once - evidence -
-already under way or tried - limits - and, for moves, capacity.
+already under way or tried - limits - the node unknown to the scheduler - and, for moves, work
+that it cannot move, and capacity.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from sentinel.core.domain import (
 from sentinel.core.incident import severity_rank, stands
 from sentinel.core.placement import Need, taken_nodes
 from sentinel.core.policy import Limits, Policy
+from sentinel.core.scheduler import View, why_immovable, why_unconfirmed
 
 _RETRY_TICKS: Final = 4.0  # a scheduler that is away is tried again after so long, then twice that
 DAY_S: Final = 86_400.0
@@ -46,6 +48,7 @@ class Facts:
     epoch: int = 0
     coverage: Reason | None = None
     hold: Reason | None = None
+    scheduler: View | None = None
 
 
 def why_not_fence(
@@ -64,6 +67,7 @@ def why_not_fence(
         or _fenced_nodes(incident.node, control, facts, own)
         or _attempts(incident.node, Operation.FENCE, control, facts, own)
         or _just_released(incident.node, control, facts.now_s, limits)
+        or _unconfirmed(incident.node, facts)
     )
 
 
@@ -97,11 +101,36 @@ def why_not_move(
         or _gpu_hours(need, control, facts, own)
         or _cooldown(incident.node, control, facts, own)
         or _attempts(incident.node, Operation.MOVE, control, facts, own)
+        or _unmovable(incident.node, need, facts)
     )
     if second is not None:
         return second
     backups = find_backups(need)
     return backups if isinstance(backups, Reason) else None
+
+
+def _unconfirmed(node: str, facts: Facts) -> Reason | None:
+    policy = facts.policy
+    if not policy.confirm_nodes:
+        return None
+    return why_unconfirmed(node, facts.scheduler, facts.now_s, policy.view_max_age_s)
+
+
+def _unmovable(node: str, need: Need, facts: Facts) -> Reason | None:
+    if reason := _unconfirmed(node, facts):
+        return reason
+    if not facts.policy.confirm_nodes or facts.scheduler is None:
+        return None
+    return why_immovable(need.workload, facts.scheduler)
+
+
+def closed_nodes(facts: Facts) -> frozenset[str]:
+    """Nodes that the scheduler gives no new work, or does not know: no backup is on them."""
+    if not facts.policy.confirm_nodes or facts.scheduler is None:
+        return frozenset()
+    known = facts.scheduler.nodes
+    spares = facts.policy.spare_nodes
+    return frozenset(n for n, node in known.items() if node.closed_by) | (spares - known.keys())
 
 
 def why_not_unfence(control: Control, facts: Facts) -> Reason | None:

@@ -65,4 +65,6 @@ class Policy:
     attempts_max: int = 2  # tries of one incident's fence or move after a proven refusal
     spare_nodes: frozenset[str] = field(default_factory=frozenset)
     spare_gpus: frozenset[str] = field(default_factory=frozenset)
+    confirm_nodes: bool = False  # a scheduler can be asked: it must know a node to act on it
+    view_max_age_s: float = 60.0  # what it said longer ago than this counts as not heard
     assume_spares: bool = False  # backtest without configured spares: a free backup exists

@@ -65,6 +65,7 @@ from sentinel.core.migration import sent
 from sentinel.core.patterns import Book
 from sentinel.core.placement import Fleet, ModelRanks
 from sentinel.core.policy import Policy, Times
+from sentinel.core.scheduler import View, resolve
 from sentinel.core.verdict import Bundle, Watch
 
 __all__ = ["Inputs", "advance", "check_invariants", "housekeep", "resume", "sent", "step"]
@@ -87,6 +88,7 @@ class Inputs:
     models: ModelRanks = field(default_factory=ModelRanks)
     epoch: int = 0
     learnt: tuple[FaultPattern, ...] | None = None  # newly learnt fault patterns
+    scheduler: View | None = None  # what the scheduler said last, where one can be asked
 
 
 def step(
@@ -103,6 +105,7 @@ def step(
         now_s,
         gpus=len(inputs.frame.gpus),
     )
+    inputs = replace(inputs, frame=resolve(inputs.frame, inputs.scheduler))
     book = window.reads(control.patterns)
     under = {i.gpu_uuid for i in control.incidents.values() if i.is_open and i.gpu_uuid}
     judgement = window.judge(inputs.frame, bundle, limits, frozenset(under))
@@ -175,6 +178,7 @@ def advance(
         inputs.epoch,
         breaker.coverage_reason(frame, policy.limits),
         hold.reason,
+        inputs.scheduler,
     )
     recheck(ledger, fleet, facts)
     decide(ledger, fleet, inputs.models, facts)

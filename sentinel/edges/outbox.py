@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sentinel.core.domain import (
     NOT_DELIVERED,
@@ -25,19 +25,14 @@ from sentinel.core.domain import (
 from sentinel.edges.logs import Once
 from sentinel.errors import StateError
 
+if TYPE_CHECKING:
+    from sentinel.edges.hooks.protocol import Hook
+
 log = logging.getLogger("sentinel.outbox")
 
 _WORKERS: Final = 4
 _WAIT_MAX_S: Final = 10.0  # an order that waited longer for a worker does not leave any more
 _RETRY_S: Final = 1.0
-
-
-class Hook(Protocol):
-    """The way to a scheduler. Both return what they learnt, and raise nothing."""
-
-    def post(self, migration: Migration, incident: Incident) -> Outcome: ...
-
-    def query(self, operation_id: str) -> Outcome: ...
 
 
 class Inbox(Protocol):
@@ -95,7 +90,7 @@ class Outbox:
     def submit_query(self, migration: Migration) -> None:
         """Asks for it, unless a call about it is under way: the next tick asks again."""
         id = migration.operation_id
-        self._submit(id, OutcomeSource.GET, lambda: self._hook.query(id))
+        self._submit(id, OutcomeSource.GET, lambda: self._hook.query(migration))
 
     @property
     def in_flight(self) -> int:

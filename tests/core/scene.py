@@ -74,6 +74,7 @@ class Scene:
         self.bad, self.work, self.silent, self.vanished = {}, {}, set(), set()
         self.posts, self.queries, self.decisions, self.transitions = [], [], [], []
         self.post = True
+        self.view = None  # what the scheduler says, where one is asked
 
     def gpu(self, node, index=0):
         return self._by_uuid[uuid(node, index)]
@@ -123,7 +124,9 @@ class Scene:
     def tick(self, *outcomes, commands=(), dt=TICK_S, blind=False, partial=False, resets=()):
         self.now += dt
         frame = self.frame(blind, partial)
-        inputs = Inputs(frame, outcomes, tuple(commands), self.policy, ModelRanks())
+        inputs = Inputs(
+            frame, outcomes, tuple(commands), self.policy, ModelRanks(), scheduler=self.view
+        )
         step = advance(self.control, self.judge(frame, resets), inputs, self.now)
         self.control = step.control
         assert check_invariants(step.control, self.policy) == ()

@@ -19,7 +19,8 @@ from sentinel.core.domain import (
     Workload,
 )
 from sentinel.core.policy import Limits
-from tests.core.scene import ROOMY, Scene, failed, moved, uuid
+from sentinel.core.scheduler import Job, Node, View
+from tests.core.scene import JOB, ROOMY, Scene, failed, moved, uuid
 
 P, K = MigrationPhase, OutcomeKind
 FENCE, MOVE, UNFENCE = Operation.FENCE, Operation.MOVE, Operation.UNFENCE
@@ -243,6 +244,67 @@ class TestHeld:
         scene.silent.update({"node-1", "node-4"})
         scene.tick()
         assert scene.incident(0).answer == "fence:hold:coverage"
+
+
+class TestScheduler:
+    """What a scheduler that can be asked must have said before anything is done."""
+
+    @pytest.fixture
+    def asked(self):
+        scene = Scene(confirm_nodes=True)
+        scene.runs([0])
+        self.says(scene)
+        return scene
+
+    def says(self, scene, closed=(), unknown=(), **job):
+        nodes = {
+            gpu.node: Node(gpu.node, "drained by an operator" if gpu.node in closed else "")
+            for gpu in scene.gpus
+            if gpu.node not in unknown
+        }
+        scene.view = View(scene.now, nodes, (Job(JOB, **job),))
+
+    def test_a_node_that_it_knows_is_acted_on(self, asked):
+        failed(asked)
+        assert asked.phase(FENCE) is P.SENT
+
+    @pytest.mark.parametrize("unknown", [{"node-0"}, None])
+    def test_a_node_that_it_does_not_confirm_is_not(self, asked, unknown):
+        if unknown is None:
+            asked.view = None
+        else:
+            self.says(asked, unknown=unknown)
+        failed(asked)
+        assert asked.blocked() == "unconfirmed"
+        assert asked.posts == []
+
+    def test_what_it_said_too_long_ago_is_not_heard(self, asked):
+        asked.now += 120.0
+        failed(asked)
+        assert asked.blocked() == "unconfirmed"
+
+    def test_work_that_it_cannot_move_stays_and_says_why(self, asked):
+        self.says(asked, why_not="it was submitted with Requeue=0")
+        failed(asked)
+        asked.tick(asked.finishes(asked.posts[-1]))
+        assert asked.blocked() == "immovable"
+        assert "Requeue=0" in asked.incident().hold_reason
+
+    @pytest.mark.parametrize("how", ["closed", "unknown"])
+    def test_no_backup_on_a_node_that_takes_no_work(self, asked, how):
+        self.says(asked, **{how: {"node-5"}})
+        failed(asked)
+        asked.tick(asked.finishes(asked.posts[-1]))
+        assert asked.blocked() == "no_backup"
+
+    def test_a_backup_that_is_closed_before_the_call_leaves_is_not_used(self, asked):
+        failed(asked)
+        asked.post = False
+        asked.tick(asked.finishes(asked.posts[-1]))
+        assert asked.phase(MOVE) is P.PLANNED
+        self.says(asked, closed={"node-5"})
+        asked.tick()
+        assert asked.phase(MOVE) is P.CANCELLED
 
 
 def test_limits_that_ship_hold_a_small_fleet_to_one_node():

@@ -95,8 +95,8 @@ class MortalHook:
         self._fate.reach("answered")
         return outcome
 
-    def query(self, operation_id: str) -> Outcome:
-        outcome = self._hook.query(operation_id)
+    def query(self, migration: Migration) -> Outcome:
+        outcome = self._hook.query(migration)
         self._fate.reach("asked")
         return outcome
 

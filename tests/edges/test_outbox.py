@@ -62,8 +62,8 @@ class Scheduler:
     def post(self, migration: Migration, incident: Incident) -> Outcome:
         return self._call("POST", migration.operation_id, OutcomeSource.POST)
 
-    def query(self, operation_id: str) -> Outcome:
-        return self._call("GET", operation_id, OutcomeSource.GET)
+    def query(self, migration: Migration) -> Outcome:
+        return self._call("GET", migration.operation_id, OutcomeSource.GET)
 
     def _call(self, method: str, id: str, source: OutcomeSource) -> Outcome:
         with self._guard:

@@ -225,7 +225,7 @@ def test_the_post_is_signed_as_the_standard_says(peer: Callable[..., Peer]) -> N
 
 def test_a_query_asks_for_the_operation(peer: Callable[..., Peer]) -> None:
     server = peer(says("200 OK", echo("finished", placement=[{"node": "n", "gpu_uuids": ["g"]}])))
-    outcome = hook(server.url + "/migrate").query(OP)
+    outcome = hook(server.url + "/migrate").query(MIGRATION)
     assert outcome.kind is OutcomeKind.FINISHED
     assert outcome.source is OutcomeSource.GET
     assert outcome.placement == (Backup("n", ("g",)),)
@@ -385,7 +385,7 @@ def test_silence_after_the_order_left_proves_nothing_and_repeats_nothing(
     assert time.monotonic() - began < 1.5
     assert outcome.kind is UNKNOWN
     assert outcome.reason
-    asked = hook(server.url, timeout_s=0.5).query(OP)
+    asked = hook(server.url, timeout_s=0.5).query(MIGRATION)
     assert asked.kind is UNKNOWN
     assert [r.split()[0] for r in server.requests] == [b"POST", b"GET"]
 
@@ -422,7 +422,7 @@ def closed_port() -> int:
 def test_a_refused_connection_proves_that_nothing_left() -> None:
     outcome = hook(f"http://127.0.0.1:{closed_port()}").post(MIGRATION, INCIDENT)
     assert (outcome.kind, outcome.reason) == (REFUSED, "not delivered: connection refused")
-    asked = hook(f"http://127.0.0.1:{closed_port()}").query(OP)
+    asked = hook(f"http://127.0.0.1:{closed_port()}").query(MIGRATION)
     assert asked.kind is UNKNOWN
 
 

@@ -105,9 +105,9 @@ class WebhookHook:
             return _outcome(id, "unknown", OutcomeSource.POST, now_s, str(err))
         return read_post(id, answer, now_s)
 
-    def query(self, operation_id: str) -> Outcome:
+    def query(self, migration: Migration) -> Outcome:
         """Asks what became of it; `at_s` is when it was asked, not when it was answered."""
-        now_s = self._clock()
+        operation_id, now_s = migration.operation_id, self._clock()
         url = f"{self.url}/{quote(operation_id, safe='')}"
         try:
             answer = self._exchange("GET", url, {}, None)
